@@ -1,0 +1,34 @@
+"""Gymnasium environments on every core of every node, with the learner as one ordinary process."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
+    from clusterenv.env import ClusterEnv
+    from clusterenv.register_env import register
+    from clusterenv.rollout import Rollout
+
+__all__ = ["ClusterEnv", "EnvConfig", "LocalConfig", "Rollout", "SlurmConfig", "register"]
+__version__ = "0.1.0"
+
+_LAZY = {
+    "ClusterEnv": "clusterenv.env",
+    "EnvConfig": "clusterenv.config",
+    "LocalConfig": "clusterenv.config",
+    "Rollout": "clusterenv.rollout",
+    "SlurmConfig": "clusterenv.config",
+    "register": "clusterenv.register_env",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'clusterenv' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,66 @@
+"""Kernels of ClusterEnv in C++; `clusterenv.native` is the only module that imports this one."""
+
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+
+_Float = TypeVar("_Float", np.float32, np.float64)
+
+def kl_categorical(
+    p: NDArray[_Float], q: NDArray[_Float], sizes: Sequence[int], out: NDArray[np.float64]
+) -> None: ...
+def kl_bernoulli(p: NDArray[_Float], q: NDArray[_Float], out: NDArray[np.float64]) -> None: ...
+def kl_diag_gaussian(p: NDArray[_Float], q: NDArray[_Float], out: NDArray[np.float64]) -> None: ...
+def k3(
+    behaviour_log_probs: NDArray[_Float], target_log_probs: NDArray[_Float], out: NDArray[np.float64]
+) -> None: ...
+def pack_rows(rows: Sequence[object], out: NDArray[Any], name: str = "rows") -> None: ...
+def sample_rows(
+    valid: NDArray[np.bool_],
+    count: SupportsIndex,
+    *,
+    seed: SupportsIndex,
+    rank: SupportsIndex,
+    fragment: SupportsIndex,
+) -> NDArray[np.int64]: ...
+def sample_categorical(
+    params: NDArray[np.float32],
+    sizes: Sequence[int],
+    seed: SupportsIndex,
+    env_ids: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    actions_out: NDArray[np.int64],
+    log_probs_out: NDArray[np.float32],
+) -> None: ...
+def sample_bernoulli(
+    params: NDArray[np.float32],
+    seed: SupportsIndex,
+    env_ids: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    actions_out: NDArray[np.int8],
+    log_probs_out: NDArray[np.float32],
+) -> None: ...
+def sample_diag_gaussian(
+    params: NDArray[np.float32],
+    seed: SupportsIndex,
+    env_ids: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    actions_out: NDArray[np.float32],
+    log_probs_out: NDArray[np.float32],
+) -> None: ...
+def log_prob_categorical(
+    params: NDArray[np.float32],
+    sizes: Sequence[int],
+    actions: NDArray[np.int64],
+    log_probs_out: NDArray[np.float32],
+) -> None: ...
+def log_prob_bernoulli(
+    params: NDArray[np.float32], actions: NDArray[np.int8], log_probs_out: NDArray[np.float32]
+) -> None: ...
+def log_prob_diag_gaussian(
+    params: NDArray[np.float32], actions: NDArray[np.float32], log_probs_out: NDArray[np.float32]
+) -> None: ...

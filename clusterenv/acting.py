@@ -1,0 +1,266 @@
+"""The learner's agent as the workers see it: published, compared on sampled states, and acted with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterenv import native
+from clusterenv.adapters import AgentAdapter, adapt
+from clusterenv.batches import ActBatch, EpisodeRecord, Fragment
+from clusterenv.config import EnvConfig
+from clusterenv.head import Head, Peer, Reply
+from clusterenv.layout import SpaceLayout
+from clusterenv.policy import Publisher, Snapshot, policy_lag
+from clusterenv.policy_sync import sample_size
+from clusterenv.rollout import Rollout, assemble
+from clusterenv.transport import messages as m
+
+Array = NDArray[Any]
+References = Mapping[int, tuple[m.Reference, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """States of one worker that both sides can name, and leaves [rows, ...] of what was seen there."""
+
+    number: int
+    obs: list[Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Acted:
+    """One step with the agent: each worker's batch, and what the agent passed thinks of what was done."""
+
+    batches: list[ActBatch]
+    info: dict[str, Any]
+
+
+class Acting:
+    """Keeps one agent known to the workers, and acts through them."""
+
+    def __init__(
+        self,
+        head: Head,
+        config: EnvConfig,
+        spaces: tuple[Any, Any],
+        layouts: tuple[SpaceLayout, SpaceLayout],
+    ) -> None:
+        """`spaces` and `layouts` are those of one environment: observation, action."""
+        self._head = head
+        self._config = config
+        self._spaces = spaces
+        self._obs, self._actions = layouts
+        self._publisher = Publisher()
+        self._adapter: tuple[object, AgentAdapter] | None = None
+        self._agent_sent = 0
+        self._samples: dict[int, Sample] = {}
+        self._acts = 0
+
+    @property
+    def version(self) -> int:
+        """The newest published version; 0 before the first."""
+        return 0 if self._publisher.current is None else self._publisher.current.version
+
+    def publish(self, agent: object) -> Snapshot:
+        """The agent's present state is what workers compare with and pull from now on.
+
+        Raises:
+            AgentError: if the agent has none of the methods that can be acted with.
+        """
+        if self._adapter is None or self._adapter[0] is not agent:
+            self._adapter = (agent, adapt(agent, *self._spaces))
+        adapter = self._adapter[1]
+        snapshot = self._publisher.publish(adapter)
+        self._head.publish(snapshot)
+        if snapshot.agent != self._agent_sent:
+            blob = adapter.dumps()
+            self._head.call(lambda _: (m.AgentMessage(agent=snapshot.agent), (blob,)), m.Ack)
+            self._agent_sent = snapshot.agent
+            self._samples.clear()
+            for peer in self._head.peers:
+                peer.policy = None
+        return snapshot
+
+    # --- rollout ----------------------------------------------------------------------------------------
+
+    def rollout(self, agent: object, num_steps: int) -> Rollout:
+        """[T, N] of transitions, by rank."""
+        snapshot = self.publish(agent)
+        references = self._references(snapshot.version, self._samples)
+
+        def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+            reference, frames = _attached(references, peer)
+            frames += self._broadcast(peer, snapshot)
+            message = m.RolloutCommand(
+                version=snapshot.version,
+                num_steps=num_steps,
+                reference=reference,
+                has_weights=self._is_broadcast(peer, snapshot),
+            )
+            return message, frames
+
+        fragments = [self._fragment(reply) for reply in self._head.call(command, m.FragmentReply)]
+        return assemble(
+            fragments,
+            obs_layout=self._obs,
+            action_layout=self._actions,
+            first_envs=[peer.first_env for peer in self._head.peers],
+            published_version=snapshot.version,
+            kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
+        )
+
+    def _fragment(self, reply: Reply[m.FragmentReply]) -> Fragment:
+        peer, message = reply.peer, reply.message
+        fragment = Fragment.of_frames(
+            reply.frames,
+            self._obs,
+            self._actions,
+            num_steps=message.num_steps,
+            num_envs=peer.num_envs,
+            num_final=message.num_final,
+            policy_version=message.policy.policy_version,
+            episodes=[
+                EpisodeRecord(env_id=e.env_id, episode_return=e.episode_return, length=e.length)
+                for e in message.episodes
+            ],
+        )
+        rows = self._rows(peer, fragment.valid.reshape(-1), message.fragment)
+        leaves = [leaf.reshape(-1, *leaf.shape[2:])[rows] for leaf in fragment.obs]
+        self._samples[peer.rank] = Sample(message.fragment, leaves)
+        return fragment
+
+    def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
+        """The sampled rows that the worker finds too."""
+        return native.sample_rows(
+            valid,
+            sample_size(self._config.n_ref, len(self._head.peers)),
+            seed=peer.welcome.noise_seed,
+            rank=peer.rank,
+            fragment=number,
+        )
+
+    # --- step -------------------------------------------------------------------------------------------
+
+    def act(self, agent: object, obs: Sequence[Sequence[Array]]) -> Acted:
+        """One step of all environments; `obs` are each worker's leaves [n, ...] of its last reply."""
+        snapshot = self.publish(agent)
+        self._acts += 1
+        samples = {}
+        for peer in self._lagging(snapshot.version):
+            rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), self._acts)
+            samples[peer.rank] = Sample(self._acts, [leaf[rows] for leaf in obs[peer.rank]])
+        references = self._references(snapshot.version, samples)
+
+        def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+            reference, frames = _attached(references, peer)
+            frames += self._broadcast(peer, snapshot)
+            broadcast = self._is_broadcast(peer, snapshot)
+            return m.ActCommand(version=snapshot.version, reference=reference, has_weights=broadcast), frames
+
+        batches = [self._act_batch(reply) for reply in self._head.call(command, m.ActReply)]
+        return Acted(batches, self._act_info(batches, obs, snapshot.version))
+
+    def _act_batch(self, reply: Reply[m.ActReply]) -> ActBatch:
+        peer, message = reply.peer, reply.message
+        batch = ActBatch.of_frames(
+            reply.frames,
+            self._obs,
+            self._actions,
+            num_envs=peer.num_envs,
+            num_final=message.num_final,
+            policy_version=message.policy.policy_version,
+        )
+        batch.step.infos = message.infos
+        batch.step.final_infos = message.final_infos
+        return batch
+
+    def _act_info(
+        self, batches: Sequence[ActBatch], obs: Sequence[Sequence[Array]], version: int
+    ) -> dict[str, Any]:
+        """Action, log-prob and value of the agent passed, and how far each worker is from it."""
+        peers = self._head.peers
+        behaviour = np.concatenate([batch.log_probs for batch in batches])
+        log_probs, values = behaviour.copy(), np.concatenate([batch.values for batch in batches])
+        lagging = [peer for peer in peers if batches[peer.rank].policy_version != version]
+        if lagging:
+            rows = np.concatenate([np.arange(peer.rows.start, peer.rows.stop) for peer in lagging])
+            seen = _joined([obs[peer.rank] for peer in lagging])
+            done = _joined([batches[peer.rank].actions for peer in lagging])
+            assert self._adapter is not None
+            judged = self._adapter[1].evaluate(self._obs.nest(seen), self._actions.nest(done))
+            log_probs[rows], values[rows] = judged.log_probs, judged.values
+        counts = [peer.num_envs for peer in peers]
+        policies = [peer.policy for peer in peers]
+        versions = [batch.policy_version for batch in batches]
+        return {
+            "action": self._actions.nest(_joined([batch.actions for batch in batches])),
+            "log_prob": log_probs,
+            "value": values,
+            "behaviour_log_prob": behaviour,
+            "policy_version": np.repeat(np.array(versions, dtype=np.int64), counts),
+            "policy_lag": np.repeat(
+                np.array([policy_lag(version, u) for u in versions], dtype=np.int64), counts
+            ),
+            "kl": np.repeat(np.array([p.kl if p else 0.0 for p in policies], dtype=np.float64), counts),
+            "sync_count": np.repeat(
+                np.array([p.sync_count if p else 0 for p in policies], dtype=np.int64), counts
+            ),
+        }
+
+    # --- what travels with a command --------------------------------------------------------------------
+
+    def _references(self, version: int, samples: Mapping[int, Sample]) -> References:
+        """θ_v on each lagging worker's sample, all evaluated in one batch."""
+        asked = [peer for peer in self._lagging(version) if peer.rank in samples]
+        if self._config.sync != "adaptive" or not asked:
+            return {}
+        assert self._adapter is not None
+        adapter = self._adapter[1]
+        theta = adapter.parameters(self._obs.nest(_joined([samples[peer.rank].obs for peer in asked])))
+        if theta is None or adapter.family is None:
+            return {}
+        family = adapter.family
+        references: dict[int, tuple[m.Reference, Array]] = {}
+        start = 0
+        for peer in asked:
+            sample = samples[peer.rank]
+            rows = len(sample.obs[0])
+            reference = m.Reference(
+                sample=sample.number, rows=rows, family=family.kind.value, family_sizes=list(family.sizes)
+            )
+            part = np.ascontiguousarray(theta[start : start + rows], dtype=np.float32)
+            references[peer.rank] = (reference, part)
+            start += rows
+            self._head.check_bytes_sent += part.nbytes
+        return references
+
+    def _lagging(self, version: int) -> list[Peer]:
+        """The workers that act, but with another version."""
+        return [p for p in self._head.peers if p.policy is not None and p.policy.policy_version != version]
+
+    def _is_broadcast(self, peer: Peer, snapshot: Snapshot) -> bool:
+        acting = None if peer.policy is None else peer.policy.policy_version
+        return self._config.sync == "broadcast" and acting != snapshot.version
+
+    def _broadcast(self, peer: Peer, snapshot: Snapshot) -> list[Any]:
+        if not self._is_broadcast(peer, snapshot):
+            return []
+        self._head.weight_bytes_sent += snapshot.nbytes
+        return [snapshot.payload]
+
+
+def _attached(references: References, peer: Peer) -> tuple[m.Reference | None, list[Any]]:
+    if peer.rank not in references:
+        return None, []
+    reference, theta = references[peer.rank]
+    return reference, [theta]
+
+
+def _joined(parts: Sequence[Sequence[Array]]) -> list[Array]:
+    """Leaves [n, ...] of several workers, one after the other; always new arrays."""
+    return [np.concatenate(leaves) for leaves in zip(*parts, strict=True)]

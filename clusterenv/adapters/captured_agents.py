@@ -1,0 +1,146 @@
+"""Agents that build their distribution inside one call, such as `get_action_and_value(obs, action=None)`."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+from torch import Tensor
+
+from clusterenv import distributions
+from clusterenv.adapters.actions import ActionTerms, draw
+from clusterenv.adapters.base import (
+    Acted,
+    Agent,
+    Array,
+    Evaluated,
+    Floats,
+    Ints,
+    Nested,
+    agent_errors,
+    rows_of,
+)
+from clusterenv.adapters.capture import Capture, Draw, capturing
+from clusterenv.adapters.reading import to_array, to_column
+from clusterenv.adapters.tensors import kept_generators, keyed_noise
+from clusterenv.adapters.torch_agents import TorchAdapter, close
+from clusterenv.distributions import Family
+from clusterenv.errors import AgentError
+
+
+class CapturedAdapter(TorchAdapter):
+    """An agent whose `method(obs, action=None)` gives (action, log_prob, entropy, value).
+
+    Its distribution is captured. That counts only while our samples come back as its actions and our
+    log-probabilities are its own: checked in the first call after every change of weights. Else the agent
+    samples, and no family is known.
+    """
+
+    def __init__(self, agent: Agent, terms: ActionTerms, *, own: bool, method: str) -> None:
+        """Adapt `agent`, whose `method` was found to fit."""
+        super().__init__(agent, terms, own=own)
+        self._method = method
+        self._trusted: bool | None = None
+
+    @agent_errors
+    def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
+        """Draw from the captured parameters; else the agent draws."""
+        rows = len(env_ids)
+
+        def keyed(family: Family, params: Floats) -> tuple[Array, Floats]:
+            return draw(family, params, seed=seed, env_ids=env_ids, steps=steps)
+
+        with self._session():
+            inputs = self._inputs(obs)
+            acted = self._captured(inputs, rows, keyed)
+            if acted is not None:
+                return acted
+            with keyed_noise(self._place[0], seed, env_ids, steps):
+                action, log_prob, value = self._call(inputs)
+        actions = self._terms.checked(self._terms.to_env(to_array(action), rows))
+        return Acted(actions, to_column(log_prob, rows, "log_prob"), to_column(value, rows, "value"), None)
+
+    @agent_errors
+    def parameters(self, obs: Nested) -> Floats | None:
+        """Captured parameters [n, P], if they count."""
+        rows = rows_of(obs)
+        with self._session():
+            acted = self._captured(self._inputs(obs), rows, _fixed_noise)
+        return None if acted is None or acted.params is None else acted.params.copy()
+
+    @agent_errors
+    def evaluate(self, obs: Nested, actions: Array) -> Evaluated:
+        """The agent's own log-probabilities, and values."""
+        rows = len(actions)
+        taken = self._terms.to_family(actions)
+
+        def given(family: Family, params: Floats) -> tuple[Array, Floats]:
+            part = taken if family == self._terms.family else taken[:, : len(family.sizes)]
+            return part, distributions.log_prob(family, params, part)
+
+        with self._session():
+            inputs = self._inputs(obs)
+            # As a sample of the agent itself: given as `action`, multi-discrete agents want it transposed.
+            acted = self._captured(inputs, rows, given)
+            if acted is not None:
+                return Evaluated(acted.log_probs, acted.values)
+            given_action = self._action_tensor(taken.reshape(actions.shape))
+            _, log_prob, value = self._call(inputs, given_action)
+        return Evaluated(to_column(log_prob, rows, "log_prob"), to_column(value, rows, "value"))
+
+    @agent_errors
+    def values(self, obs: Nested) -> Floats:
+        """Values [n], by `get_value` if the agent has it."""
+        rows = rows_of(obs)
+        with self._session():
+            inputs = self._inputs(obs)
+            get_value = getattr(self._agent, "get_value", None)
+            if get_value is not None:
+                return to_column(get_value(inputs), rows, "get_value")
+            acted = self._captured(inputs, rows, _fixed_noise)
+            if acted is not None:
+                return acted.values
+            with kept_generators(self._place[0]):
+                return to_column(self._call(inputs)[2], rows, "value")
+
+    def _state_loaded(self) -> None:
+        self._trusted = None
+
+    def _captured(self, inputs: Nested, rows: int, draw_for: Draw) -> Acted | None:
+        """The agent's step with the samples of `draw_for`; None if its distribution cannot be captured."""
+        family = self._terms.family
+        if family is None or (self._own and self._trusted is False):
+            return None
+        known = self._own and self._trusted is True
+        capture = Capture(family, rows, draw_for, skip_scores=known)
+        with contextlib.nullcontext() if known else kept_generators(self._place[0]), capturing(capture):
+            action, log_prob, value = self._call(inputs)
+        params, actions, log_probs = capture.params, capture.actions, capture.log_probs
+        self._trusted = (
+            params is not None
+            and actions is not None
+            and log_probs is not None
+            and capture.came_back(action)
+            and (known or close(log_probs, to_column(log_prob, rows, "log_prob")))
+        )
+        self._family = family if self._trusted else None
+        if not self._trusted or actions is None or log_probs is None:
+            return None
+        return Acted(self._terms.to_env(actions, rows), log_probs, to_column(value, rows, "value"), params)
+
+    def _call(self, inputs: Nested, *action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Action, log-prob and value; the entropy is left out."""
+        method = self._agent if self._method == "forward" else getattr(self._agent, self._method)
+        result = method(inputs, *action)
+        if not isinstance(result, tuple | list) or len(result) != 4:
+            seen = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
+            raise AgentError(
+                f"the agent's {self._method} gave {seen}; expected (action, log_prob, entropy, value)"
+            )
+        return result[0], result[1], result[3]
+
+
+def _fixed_noise(family: Family, params: Floats) -> tuple[Array, Floats]:
+    """Samples that the caller has no use for."""
+    count = np.arange(len(params), dtype=np.int64)
+    return draw(family, params, seed=0, env_ids=count, steps=np.zeros_like(count))

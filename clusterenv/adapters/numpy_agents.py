@@ -1,0 +1,124 @@
+"""Agents without torch: `act(obs)` on NumPy arrays, with `get_parameters()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from clusterenv.adapters import pickling
+from clusterenv.adapters.actions import ActionTerms
+from clusterenv.adapters.base import (
+    Acted,
+    Agent,
+    Array,
+    Evaluated,
+    Floats,
+    Ints,
+    Nested,
+    agent_errors,
+    column,
+    nothing,
+    rows_of,
+)
+from clusterenv.distributions import Family
+from clusterenv.errors import AgentError
+
+
+class NumpyAdapter:
+    """An agent whose `act(obs)` gives actions in the environments' terms, or (actions, log_prob, value).
+
+    Without `set_parameters` it is sent whole whenever weights are pulled. A learner's own agent is never
+    asked to act for an evaluation, since its generator would move.
+    """
+
+    family: Family | None = None
+    values_apart = False
+
+    def __init__(self, agent: Agent, terms: ActionTerms, *, own: bool) -> None:
+        """Adapt `agent`, whose methods were found to fit."""
+        self._agent = agent
+        self._terms = terms
+        self._own = own
+        self._has_values = False
+
+    @property
+    def agent(self) -> object:
+        """The agent itself."""
+        return self._agent
+
+    @agent_errors
+    def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
+        """What the agent does; its noise is its own affair."""
+        rows = len(env_ids)
+        result = self._agent.act(obs)
+        self._has_values = isinstance(result, tuple)
+        if not isinstance(result, tuple):
+            return Acted(self._actions(result, rows), nothing(rows), nothing(rows), None)
+        if len(result) != 3:
+            raise AgentError(
+                f"the agent's act gave {len(result)} values; expected actions, or (actions, log_prob, value)"
+            )
+        actions, log_probs, values = map(np.asarray, result)
+        return Acted(
+            self._actions(actions, rows),
+            column(log_probs, rows, "log_prob"),
+            column(values, rows, "value"),
+            None,
+        )
+
+    def _actions(self, actions: object, rows: int) -> Array:
+        return self._terms.checked(self._terms.exact(np.asarray(actions), rows))
+
+    def parameters(self, obs: Nested) -> Floats | None:
+        """None: nothing is known of the distribution."""
+        return None
+
+    def evaluate(self, obs: Nested, actions: Array) -> Evaluated:
+        """NaN: such an agent does not score given actions."""
+        return Evaluated(nothing(len(actions)), nothing(len(actions)))
+
+    @agent_errors
+    def values(self, obs: Nested) -> Floats:
+        """Values [n] that `act` gives beside its actions, on a worker's copy; else NaN."""
+        rows = rows_of(obs)
+        if not (self._own and self._has_values):
+            return nothing(rows)
+        return column(np.asarray(self._agent.act(obs)[2]), rows, "value")
+
+    @agent_errors
+    def state(self) -> dict[str, Array]:
+        """What `get_parameters` gives."""
+        state = {str(name): np.asarray(value) for name, value in self._agent.get_parameters().items()}
+        for name, array in state.items():
+            if array.dtype.kind not in "biufc":
+                raise AgentError(f"get_parameters()[{name!r}] is {array.dtype}; expected an array of numbers")
+        return state
+
+    def stamp(self) -> object:
+        """None: nobody counts writes."""
+        return None
+
+    def transfer_state(self) -> dict[str, Array]:
+        """The state, or all of the agent where it has no `set_parameters`."""
+        return self.state() if self._settable else pickling.whole_state(self._agent)
+
+    @agent_errors
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Act as the agent whose state this is."""
+        if not self._settable:
+            self._agent = pickling.whole_agent(state)
+            return
+        own = {name: (array.dtype, array.shape) for name, array in self.state().items()}
+        given = {name: (array.dtype, array.shape) for name, array in state.items()}
+        if own != given:
+            raise AgentError(f"the weights do not fit the agent: they are {given}; expected {own}")
+        self._agent.set_parameters({name: np.array(array) for name, array in state.items()})
+
+    def dumps(self) -> bytes:
+        """The agent as it is."""
+        return pickling.dumps(self._agent)
+
+    @property
+    def _settable(self) -> bool:
+        return callable(getattr(self._agent, "set_parameters", None))

@@ -1,0 +1,249 @@
+"""Agents that give a torch distribution: our own style, and the policies of Stable-Baselines3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from clusterenv.adapters import pickling
+from clusterenv.adapters.actions import ActionTerms
+from clusterenv.adapters.base import (
+    Acted,
+    Agent,
+    Array,
+    Evaluated,
+    Floats,
+    Ints,
+    Nested,
+    agent_errors,
+    nothing,
+    rows_of,
+)
+from clusterenv.adapters.reading import (
+    AnyDistribution,
+    joint_log_prob,
+    read_params,
+    sampled,
+    to_array,
+    to_column,
+)
+from clusterenv.adapters.tensors import (
+    export_state,
+    import_state,
+    keyed_noise,
+    modules_of,
+    place_of,
+    state_tensors,
+    to_tensors,
+    untouched,
+)
+from clusterenv.distributions import Family
+from clusterenv.errors import AgentError
+
+TOLERANCE = 1e-5
+"""Difference of log-probabilities, absolute and relative, up to which ours counts as the agent's."""
+
+
+class TorchAdapter:
+    """What all torch agents share: state, pickling, and what a call may touch.
+
+    An `own` copy (on a worker) is in eval mode for good and acts fast; a learner's agent is left as it was.
+    """
+
+    values_apart = False
+
+    def __init__(self, agent: Agent, terms: ActionTerms, *, own: bool) -> None:
+        """Adapt `agent`, whose methods were found to fit."""
+        self._agent = agent
+        self._terms = terms
+        self._own = own
+        self._place = place_of(agent)
+        self._whole = not (state_tensors(agent) or modules_of(agent))
+        self._family: Family | None = None
+        if own:
+            for module in modules_of(agent):
+                module.eval()
+
+    @property
+    def agent(self) -> object:
+        """The agent itself."""
+        return self._agent
+
+    @property
+    def family(self) -> Family | None:
+        """The family of its distributions, once found."""
+        return self._family
+
+    @agent_errors
+    def state(self) -> dict[str, Array]:
+        """Parameters and buffers; a digest of the pickled agent if it has neither."""
+        if self._whole:
+            return pickling.whole_digest(self._agent)
+        return export_state(self._agent)
+
+    @agent_errors
+    def stamp(self) -> object:
+        """Where each tensor of the state lies and how often it was written."""
+        tensors = list(state_tensors(self._agent).values())
+        if self._whole or any(tensor.is_inference() for tensor in tensors):
+            return None
+        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+
+    def transfer_state(self) -> dict[str, Array]:
+        """The state, or all of the agent."""
+        return pickling.whole_state(self._agent) if self._whole else self.state()
+
+    @agent_errors
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Act as the agent whose state this is."""
+        if self._whole:
+            self._agent = pickling.whole_agent(state)
+        else:
+            import_state(self._agent, state)
+        self._state_loaded()
+
+    def dumps(self) -> bytes:
+        """The agent on the CPU, with blanks where its state goes."""
+        return pickling.dumps(self._agent, state_tensors(self._agent).values())
+
+    def _state_loaded(self) -> None:
+        """What was found out under the former weights may no longer hold."""
+
+    def _session(self) -> AbstractContextManager[None]:
+        """Around every call of the agent's code."""
+        if self._own:
+            return torch.inference_mode()
+        self._place = place_of(self._agent)  # the learner may have moved it
+        return untouched(self._agent, self._place[0])
+
+    def _inputs(self, obs: Nested) -> Nested:
+        return to_tensors(obs, *self._place)
+
+    def _action_tensor(self, actions: Array) -> Tensor:
+        """Actions in the family's terms as the agent's own distribution gives them."""
+        device, dtype = self._place
+        tensor = torch.from_numpy(np.array(actions))
+        return tensor.to(device) if self._terms.discrete else tensor.to(device, dtype)
+
+
+def close(ours: Floats, theirs: Floats) -> bool:
+    """Whether log-probabilities are the same up to rounding."""
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+class DistributionAdapter(TorchAdapter):
+    """An agent with `distribution(obs)`, one of torch or a list of them, and perhaps `value(obs)`."""
+
+    values_apart = True
+
+    @agent_errors
+    def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
+        """Draw from the parameters where the family is known; else the agent's distribution draws."""
+        rows = len(env_ids)
+        with self._session():
+            inputs = self._inputs(obs)
+            distribution = self._distribution(inputs)
+            params = self._params(distribution, rows)
+            if params is not None:
+                actions, log_probs = self._terms.draw(params, seed=seed, env_ids=env_ids, steps=steps)
+            else:
+                with keyed_noise(self._place[0], seed, env_ids, steps):
+                    drawn = sampled(distribution)
+                actions, log_probs = to_array(drawn), joint_log_prob(distribution, drawn, rows)
+            values = self._values(inputs, rows) if with_values else nothing(rows)
+        taken = self._terms.to_env(actions, rows)
+        return Acted(taken if params is not None else self._terms.checked(taken), log_probs, values, params)
+
+    @agent_errors
+    def parameters(self, obs: Nested) -> Floats | None:
+        """Distribution parameters [n, P] in memory of their own."""
+        with self._session():
+            params = self._params(self._distribution(self._inputs(obs)), rows_of(obs))
+        return None if params is None else params.copy()
+
+    @agent_errors
+    def evaluate(self, obs: Nested, actions: Array) -> Evaluated:
+        """The agent's own log-probabilities, and values."""
+        rows = len(actions)
+        with self._session():
+            inputs = self._inputs(obs)
+            taken = self._action_tensor(self._terms.to_family(actions))
+            distribution = self._distribution(inputs)
+            if isinstance(distribution, Distribution):
+                taken = taken.reshape(distribution.batch_shape + distribution.event_shape)
+            log_probs = joint_log_prob(distribution, taken, rows)
+            return Evaluated(log_probs, self._values(inputs, rows))
+
+    @agent_errors
+    def values(self, obs: Nested) -> Floats:
+        """Values [n], NaN if the agent has none."""
+        with self._session():
+            return self._values(self._inputs(obs), rows_of(obs))
+
+    def _distribution(self, inputs: Nested) -> AnyDistribution:
+        distribution = self._agent.distribution(inputs)
+        if not (isinstance(distribution, list | tuple) or hasattr(distribution, "log_prob")):
+            raise AgentError(
+                f"the agent's distribution(obs) gave {type(distribution).__name__}; "
+                "expected a torch.distributions.Distribution, such as Categorical or Independent(Normal, 1)"
+            )
+        return distribution
+
+    def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
+        params = read_params(distribution, self._terms.family, rows)
+        self._family = None if params is None else self._terms.family
+        return params
+
+    def _values(self, inputs: Nested, rows: int) -> Floats:
+        value = getattr(self._agent, "value", None)
+        if value is None:
+            return nothing(rows)
+        return to_column(value(inputs), rows, "value")
+
+
+class SB3Adapter(DistributionAdapter):
+    """A Stable-Baselines3 policy: `get_distribution(obs)`, which wraps one of torch, and `predict_values`.
+
+    The wrapper may squash or correlate what the inner distribution says, so log-probabilities are compared
+    before that one is used.
+    """
+
+    _trusted: bool | None = None
+
+    def _state_loaded(self) -> None:
+        self._trusted = None
+
+    def _inputs(self, obs: Nested) -> Nested:
+        to_tensor = getattr(self._agent, "obs_to_tensor", None)
+        return super()._inputs(obs) if to_tensor is None else to_tensor(obs)[0]
+
+    def _distribution(self, inputs: Nested) -> AnyDistribution:
+        return self._agent.get_distribution(inputs)
+
+    def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
+        inner = getattr(distribution, "distribution", None)
+        params = super()._params(inner, rows)
+        if params is None:
+            return None
+        if self._trusted is None or not self._own:
+            self._trusted = self._is_all(distribution, params, rows)
+        if not self._trusted:
+            self._family = None
+            return None
+        return params
+
+    def _is_all(self, distribution: AnyDistribution, params: Floats, rows: int) -> bool:
+        """Whether the wrapper adds nothing to the distribution inside."""
+        if getattr(self._agent, "use_sde", False):
+            return False
+        count = np.arange(rows, dtype=np.int64)
+        actions, ours = self._terms.draw(params, seed=0, env_ids=count, steps=np.zeros_like(count))
+        return close(ours, joint_log_prob(distribution, self._action_tensor(actions), rows))
+
+    def _values(self, inputs: Nested, rows: int) -> Floats:
+        return to_column(self._agent.predict_values(inputs), rows, "predict_values")

@@ -1,0 +1,243 @@
+"""The arrays of one reply, in the order of the wire. Shapes: n envs of the sender, T steps, K ended rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from clusterenv.distributions import Family
+from clusterenv.errors import ProtocolError
+from clusterenv.layout import SpaceLayout
+
+Array = NDArray[Any]
+Buffer = Array | memoryview | bytes
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class ResetBatch:
+    """What `reset` gives: observation leaves [n, ...] of all rows, infos of the rows that were reset."""
+
+    obs: list[Array]
+    infos: list[bytes] = field(default_factory=list)
+
+    def frames(self) -> list[Array]:
+        """The arrays in the order of the wire."""
+        return list(self.obs)
+
+    @classmethod
+    def of_frames(
+        cls, frames: Sequence[Buffer], obs: SpaceLayout, *, num_envs: int, infos: list[bytes]
+    ) -> ResetBatch:
+        """The batch again, each frame checked against the layout."""
+        reader = FrameReader(frames)
+        return cls(obs=reader.leaves(obs, num_envs), infos=reader.done(infos))
+
+
+@dataclass(slots=True, kw_only=True)
+class StepBatch:
+    """What one step of the environments gives; the `final_` fields are empty outside SAME_STEP."""
+
+    obs: list[Array]  # leaves [n, ...]
+    rewards: NDArray[np.float64]  # [n]
+    terminations: NDArray[np.bool_]  # [n]
+    truncations: NDArray[np.bool_]  # [n]
+    final_index: NDArray[np.int64]  # [K] rows of the sender whose episode ended and that were reset
+    final_obs: list[Array]  # leaves [K, ...]
+    infos: list[bytes] = field(default_factory=list)  # blocks of `encode_infos`, rows by global env index
+    final_infos: list[bytes] = field(default_factory=list)
+
+    def frames(self) -> list[Array]:
+        """The arrays in the order of the wire."""
+        flags: list[Array] = [self.rewards, self.terminations, self.truncations, self.final_index]
+        return [*self.obs, *flags, *self.final_obs]
+
+    @classmethod
+    def read(cls, reader: FrameReader, obs: SpaceLayout, num_envs: int, num_final: int) -> StepBatch:
+        """The arrays taken from `reader`, in the order that `frames` gives them."""
+        return cls(
+            obs=reader.leaves(obs, num_envs),
+            rewards=reader.array(np.float64, (num_envs,)),
+            terminations=reader.array(np.bool_, (num_envs,)),
+            truncations=reader.array(np.bool_, (num_envs,)),
+            final_index=reader.index((num_final,), num_envs),
+            final_obs=reader.leaves(obs, num_final),
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class ActBatch:
+    """One step taken by the policy: the step, what was done and what the policy thought of it."""
+
+    step: StepBatch
+    actions: list[Array]  # leaves [n, ...], raw: a Box action before clipping
+    log_probs: NDArray[np.float32]  # [n], NaN where the agent has none
+    values: NDArray[np.float32]  # [n], NaN where the agent has none
+    policy_version: int
+    params: NDArray[np.float32] | None = None  # [n, P] on the states acted on; stays with the worker
+    family: Family | None = None
+
+    def frames(self) -> list[Array]:
+        """The arrays in the order of the wire."""
+        return [*self.step.frames(), *self.actions, self.log_probs, self.values]
+
+    @classmethod
+    def of_frames(
+        cls,
+        frames: Sequence[Buffer],
+        obs: SpaceLayout,
+        actions: SpaceLayout,
+        *,
+        num_envs: int,
+        num_final: int,
+        policy_version: int,
+    ) -> ActBatch:
+        """The batch again, each frame checked against the layouts."""
+        reader = FrameReader(frames)
+        batch = cls(
+            step=StepBatch.read(reader, obs, num_envs, num_final),
+            actions=reader.leaves(actions, num_envs),
+            log_probs=reader.array(np.float32, (num_envs,)),
+            values=reader.array(np.float32, (num_envs,)),
+            policy_version=policy_version,
+        )
+        return reader.done(batch)
+
+
+@dataclass(slots=True, kw_only=True)
+class EpisodeRecord:
+    """One episode that ended."""
+
+    env_id: int  # global
+    episode_return: float
+    length: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Fragment:
+    """T steps of n envs under one policy version, SAME_STEP inside."""
+
+    obs: list[Array]  # leaves [T, n, ...]: what the policy acted on
+    actions: list[Array]  # leaves [T, n, ...], raw
+    rewards: NDArray[np.float32]  # [T, n]
+    terminations: NDArray[np.bool_]  # [T, n]
+    truncations: NDArray[np.bool_]  # [T, n]
+    log_probs: NDArray[np.float32]  # [T, n]
+    values: NDArray[np.float32]  # [T, n]
+    valid: NDArray[np.bool_]  # [T, n]
+    last_obs: list[Array]  # leaves [n, ...]: what comes after the last step
+    last_values: NDArray[np.float32]  # [n]
+    final_index: NDArray[np.int64]  # [K, 2]: (t, row of the sender) of the steps that ended an episode
+    final_obs: list[Array]  # leaves [K, ...]
+    final_values: NDArray[np.float32]  # [K]
+    policy_version: int
+    episodes: list[EpisodeRecord] = field(default_factory=list)
+    params: NDArray[np.float32] | None = None  # [T, n, P]; stays with the worker
+    family: Family | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of each environment."""
+        return int(self.rewards.shape[0])
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of the sender."""
+        return int(self.rewards.shape[1])
+
+    def frames(self) -> list[Array]:
+        """The arrays in the order of the wire."""
+        rows: list[Array] = [
+            self.rewards,
+            self.terminations,
+            self.truncations,
+            self.log_probs,
+            self.values,
+            self.valid,
+        ]
+        ends: list[Array] = [self.last_values, self.final_index, *self.final_obs, self.final_values]
+        return [*self.obs, *self.actions, *rows, *self.last_obs, *ends]
+
+    @classmethod
+    def of_frames(
+        cls,
+        frames: Sequence[Buffer],
+        obs: SpaceLayout,
+        actions: SpaceLayout,
+        *,
+        num_steps: int,
+        num_envs: int,
+        num_final: int,
+        policy_version: int,
+        episodes: list[EpisodeRecord],
+    ) -> Fragment:
+        """The fragment again, each frame checked against the layouts."""
+        reader = FrameReader(frames)
+        lead = (num_steps, num_envs)
+        fragment = cls(
+            obs=reader.leaves(obs, *lead),
+            actions=reader.leaves(actions, *lead),
+            rewards=reader.array(np.float32, lead),
+            terminations=reader.array(np.bool_, lead),
+            truncations=reader.array(np.bool_, lead),
+            log_probs=reader.array(np.float32, lead),
+            values=reader.array(np.float32, lead),
+            valid=reader.array(np.bool_, lead),
+            last_obs=reader.leaves(obs, num_envs),
+            last_values=reader.array(np.float32, (num_envs,)),
+            final_index=reader.index((num_final, 2), max(lead)),
+            final_obs=reader.leaves(obs, num_final),
+            final_values=reader.array(np.float32, (num_final,)),
+            policy_version=policy_version,
+            episodes=episodes,
+        )
+        return reader.done(fragment)
+
+
+class FrameReader:
+    """Turns raw frames into arrays, one after the other, and refuses those of another size than expected."""
+
+    def __init__(self, frames: Sequence[Buffer]) -> None:
+        """Start at the first frame."""
+        self._frames = frames
+        self._next = 0
+
+    def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
+        """The next frame as an array of `dtype` and `shape`; a view, read-only where the frame is."""
+        if self._next == len(self._frames):
+            raise ProtocolError(f"message ends after {self._next} frames; another was expected")
+        frame = self._frames[self._next]
+        size = frame.nbytes if isinstance(frame, np.ndarray | memoryview) else len(frame)
+        expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        if size != expected:
+            raise ProtocolError(
+                f"frame {self._next} has {size} bytes; expected {expected} for {dtype} {shape}"
+            )
+        self._next += 1
+        if not size:
+            return np.empty(shape, dtype)
+        array: Array = np.frombuffer(frame, dtype=dtype).reshape(shape)
+        if np.dtype(dtype) == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise ProtocolError(f"frame {self._next - 1} of booleans holds other values than 0 and 1")
+        return array
+
+    def index(self, shape: tuple[int, ...], bound: int) -> NDArray[np.int64]:
+        """The next frame as int64 numbers from 0 to below `bound`."""
+        array = self.array(np.int64, shape)
+        if array.size and (array.min() < 0 or array.max() >= bound):
+            raise ProtocolError(f"frame {self._next - 1} holds a row outside 0..{bound - 1}")
+        return array
+
+    def leaves(self, layout: SpaceLayout, *lead: int) -> list[Array]:
+        """One array [*lead, *shape] for each leaf of `layout`."""
+        return [self.array(leaf.dtype, (*lead, *leaf.shape)) for leaf in layout.leaves]
+
+    def done(self, result: T) -> T:
+        """`result`, once it is sure that no frame is left over."""
+        if self._next != len(self._frames):
+            raise ProtocolError(f"message has {len(self._frames)} frames; expected {self._next}")
+        return result

@@ -1,0 +1,95 @@
+"""The agent of the benchmarks: a tanh MLP of 2x64 for the actor and another for the critic, in two styles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+
+from clusterenv.errors import SpaceError
+
+AgentStyle = Literal["distribution", "cleanrl"]
+AGENT_STYLES: tuple[AgentStyle, ...] = get_args(AgentStyle)
+
+
+class Agent(nn.Module):
+    """An agent with `distribution` and `value`."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Draw the weights from torch's global generator.
+
+        Raises:
+            SpaceError: unless observations are a Box, and actions a Discrete from 0 or a flat Box.
+        """
+        super().__init__()
+        if not isinstance(observation_space, gym.spaces.Box):
+            raise SpaceError(f"the benchmark's agent observes a Box, not {observation_space}")
+        size, outputs = math.prod(observation_space.shape), _num_outputs(action_space)
+        flat = len(observation_space.shape) == 1
+        self.actor = _mlp(size, outputs, last_gain=0.01, flat=flat)
+        self.critic = _mlp(size, 1, last_gain=1.0, flat=flat)
+        self.log_std = (
+            nn.Parameter(torch.zeros(outputs)) if isinstance(action_space, gym.spaces.Box) else None
+        )
+
+    def distribution(self, obs: Tensor) -> Distribution:
+        """The policy at observations [n, ...]."""
+        outputs = self.actor(obs.float())
+        if self.log_std is None:
+            return Categorical(logits=outputs)
+        return Independent(Normal(outputs, self.log_std.exp().expand_as(outputs)), 1)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """The values [n] of observations [n, ...]."""
+        values: Tensor = self.critic(obs.float())
+        return values.squeeze(-1)
+
+
+class CleanRLAgent(nn.Module):
+    """The same networks behind the one method that CleanRL's scripts call."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Draw the weights from torch's global generator."""
+        super().__init__()
+        self.agent = Agent(observation_space, action_space)
+
+    def get_action_and_value(
+        self, obs: Tensor, action: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Action, its log-probability, the entropy and the value, for observations [n, ...]."""
+        policy = self.agent.distribution(obs)
+        if action is None:
+            action = policy.sample()
+        return action, policy.log_prob(action), policy.entropy(), self.agent.value(obs)
+
+
+def make_agent(
+    style: AgentStyle, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+) -> Agent | CleanRLAgent:
+    """An agent of `style`; the same weights whenever torch is seeded alike."""
+    agent_class = Agent if style == "distribution" else CleanRLAgent
+    return agent_class(observation_space, action_space)
+
+
+def _num_outputs(action_space: gym.Space[Any]) -> int:
+    if isinstance(action_space, gym.spaces.Discrete) and action_space.start == 0:
+        return int(action_space.n)
+    if isinstance(action_space, gym.spaces.Box) and len(action_space.shape) == 1:
+        return action_space.shape[0]
+    raise SpaceError(f"the benchmark's agent acts in a Discrete from 0 or a flat Box, not {action_space}")
+
+
+def _mlp(inputs: int, outputs: int, *, last_gain: float, flat: bool) -> nn.Sequential:
+    sizes = [inputs, 64, 64, outputs]
+    gains = [math.sqrt(2), math.sqrt(2), last_gain]
+    layers: list[nn.Module] = [] if flat else [nn.Flatten()]
+    for size, following, gain in zip(sizes, sizes[1:], gains, strict=False):
+        linear = nn.Linear(size, following)
+        nn.init.orthogonal_(linear.weight, gain)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])

@@ -1,0 +1,41 @@
+"""The benchmarks by name, and the command line that runs one of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import tyro
+
+from clusterenv.benchmark.rollout import RolloutBenchmark
+from clusterenv.errors import ClusterEnvError
+from clusterenv_registry import RegistryError
+
+REFUSED = 2
+INTERRUPTED = 130
+
+
+class Benchmark(Protocol):
+    """The options of one benchmark, and what it does with them."""
+
+    def run(self) -> None:
+        """Measure, print the result, and write it to a file if asked."""
+
+
+BENCHMARKS: dict[str, Callable[..., Benchmark]] = {"rollout": RolloutBenchmark}
+
+
+def run_command(argv: Sequence[str] | None) -> int:
+    """The exit status of the benchmark that `argv` names: 2 after an expected error, 130 after Ctrl-C."""
+    try:
+        benchmark: Benchmark = tyro.extras.subcommand_cli_from_dict(
+            BENCHMARKS, prog="python -m clusterenv.benchmark", args=argv
+        )
+        benchmark.run()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (ClusterEnvError, RegistryError) as error:
+        sys.stderr.write(f"clusterenv.benchmark: {error}\n")
+        return REFUSED
+    return 0

@@ -1,0 +1,149 @@
+"""The command `clusterenv`: finds the subcommand, runs it, and turns expected errors into one sentence.
+
+Each subcommand imports what it needs when it runs, so that a worker starts without a learner's libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterenv import __version__
+
+INTERRUPTED = 130
+REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    usage: str
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status of the command line `argv`: 2 after an expected error, 130 after Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if not _is_expected(error):
+            raise
+        sys.stderr.write(f"clusterenv: {error}\n")
+        return REFUSED
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_help())
+        return 0 if words else REFUSED
+    if words[0] == "--version":
+        sys.stdout.write(f"clusterenv {__version__}\n")
+        return 0
+    command = _COMMANDS.get(words[0])
+    if command is None:
+        near = difflib.get_close_matches(words[0], _COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(_COMMANDS)}"
+        sys.stderr.write(f"clusterenv: there is no command {words[0]!r}; {hint}\n")
+        return REFUSED
+    return command.run(words[1:])
+
+
+def _help() -> str:
+    width = max(len(command.usage) for command in _COMMANDS.values())
+    lines = [f"  clusterenv {command.usage:{width}}  {command.summary}" for command in _COMMANDS.values()]
+    return "\n".join([f"ClusterEnv {__version__}", "", *lines, "", "Each command knows --help.", ""])
+
+
+def _is_expected(error: Exception) -> bool:
+    from clusterenv.errors import ClusterEnvError
+    from clusterenv_registry import RegistryError
+
+    return isinstance(error, ClusterEnvError | RegistryError)
+
+
+def _train(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        sys.stderr.write("usage: clusterenv train ALGO [options]; `clusterenv train ppo --help` lists them\n")
+        return 0 if words else REFUSED
+    from clusterenv.learners import main
+
+    return main(words[0], words[1:])
+
+
+def _evaluate(words: list[str]) -> int:
+    from clusterenv.learners.evaluate import main
+
+    return main(words)
+
+
+def _plot(words: list[str]) -> int:
+    from clusterenv.learners.plot import main
+
+    return main(words)
+
+
+def _bench(words: list[str]) -> int:
+    from clusterenv.benchmark import main
+
+    return main(words)
+
+
+def _register(words: list[str]) -> int:
+    from clusterenv.register_env import main
+
+    return main(words)
+
+
+def _envs(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="clusterenv envs", description="List every environment that can be asked for by name."
+    )
+    parser.parse_args(words)
+    from clusterenv_registry.catalogue import contents
+
+    catalogue = contents()
+    width = max(len(entry.name) for entry in catalogue.entries)
+    for broken in catalogue.broken:
+        sys.stderr.write(f"clusterenv: {broken.owner} is broken: {broken.problem}\n{broken.traceback}")
+    try:
+        for entry in catalogue.entries:
+            source = "" if str(entry.source) == entry.name else f": {entry.source}"
+            sys.stdout.write(f"{entry.name:{width}}  {entry.owner}{source}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone, as `| head` does; Python must not find the pipe again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _worker(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="clusterenv worker",
+        description="Run the environments of one node for the head of a connection file.",
+    )
+    parser.add_argument("--connection", type=Path, required=True, metavar="FILE", help="written by the head")
+    parser.add_argument("--rank", type=int, required=True, help="which worker this is, from 0")
+    parser.add_argument("--incarnation", type=int, default=0, help="how often this rank was started before")
+    options = parser.parse_args(words)
+    from clusterenv.worker import main
+
+    return main(options.connection, options.rank, options.incarnation)
+
+
+_COMMANDS = {
+    "train": _Command("train ALGO", "train an agent, such as `train ppo --env-id CartPole-v1`", _train),
+    "evaluate": _Command("evaluate", "play episodes with a trained agent", _evaluate),
+    "plot": _Command("plot", "draw the learning curves of runs", _plot),
+    "bench": _Command("bench", "measure steps per second", _bench),
+    "register": _Command("register", "register an environment of yours by name", _register),
+    "envs": _Command("envs", "list every environment that can be asked for by name", _envs),
+    "worker": _Command("worker", "run one worker by hand; launchers do this for you", _worker),
+}

@@ -1,0 +1,163 @@
+"""What a runner is told and what it answers; plain data, for a pipe between parent and child."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
+from clusterenv.distributions import Family
+from clusterenv.errors import ActionError, AgentError, ClusterEnvError, EnvError, SpaceError, StateError
+from clusterenv.layout import SpaceLayout
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerSetup:
+    """All that a runner needs to build its environments."""
+
+    first_env: int
+    num_envs: int
+    env_blobs: list[bytes]
+    """Cloudpickled callables, each once."""
+    env_blob_of: list[int]
+    """Number of the blob that builds each environment."""
+    noise_seed: int
+    """Keys the policy's noise, together with the global index of the environment and the step."""
+    autoreset_mode: str
+    sys_path: list[str]
+    step_timeout_s: float
+    cpus: list[int] | None
+    """Cores to run on; none: those of the parent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerReady:
+    """The environments are built."""
+
+    obs_digest: str
+    action_digest: str
+    action_layout: SpaceLayout
+    env_id: str | None
+    """Id of the first environment's spec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reset:
+    """Reset all rows, or those of `mask` [n]."""
+
+    seeds: list[int | None]
+    options: bytes | None = None
+    """A cloudpickled dict."""
+    mask: NDArray[np.bool_] | None = None
+    noise_seed: int | None = None
+    """Keys the policy's noise anew and sets its step counters to 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Step with action leaves [n, ...]."""
+
+    actions: list[Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAgent:
+    """Act with another agent from now on; its weights follow."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadState:
+    """Give the agent the weights of `version`."""
+
+    version: int
+    state: bytes
+
+
+@dataclass(frozen=True)
+class Act:
+    """One step with actions of the policy."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """The distribution parameters of the policy on the present observations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect:
+    """`num_steps` steps with actions of the policy, SAME_STEP."""
+
+    num_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateBatch:
+    """Answer to Evaluate: params [n, P], or none where the agent has no closed form."""
+
+    params: NDArray[np.float32] | None
+    family: Family | None
+
+
+@dataclass(frozen=True)
+class Done:
+    """Answer to SetAgent and LoadState."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A command raised; the runner takes others."""
+
+    kind: str
+    """A key of KINDS, else "internal"."""
+    message: str
+    traceback: str = ""
+    env_index: int | None = None
+    action: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """What travels of `error`."""
+        if isinstance(error, EnvError):
+            remote = error.remote_traceback
+            text = str(error).removesuffix(remote.rstrip()).rstrip() if remote else str(error)
+            return cls(
+                kind="env", message=text, traceback=remote, env_index=error.env_index, action=error.action
+            )
+        kind = next((name for name, known in KINDS.items() if isinstance(error, known)), "internal")
+        if kind == "internal":
+            text = f"{type(error).__name__}: {error}"
+            return cls(kind=kind, message=text, traceback="".join(traceback.format_exception(error)))
+        cause = error.__cause__
+        remote = "".join(traceback.format_exception(cause)) if cause else ""
+        return cls(kind=kind, message=str(error), traceback=remote)
+
+    def error(self) -> ClusterEnvError:
+        """The error to raise on the other side."""
+        if self.kind == "env":
+            return EnvError(
+                self.message,
+                env_index=self.env_index,
+                action=self.action,
+                remote_traceback=self.traceback,
+            )
+        return KINDS.get(self.kind, ClusterEnvError)(f"{self.message}\n\n{self.traceback}".rstrip())
+
+
+KINDS: Final[dict[str, type[ClusterEnvError]]] = {
+    "env": EnvError,
+    "agent": AgentError,
+    "action": ActionError,
+    "space": SpaceError,
+    "state": StateError,
+}
+
+Command = Reset | Step | SetAgent | LoadState | Act | Evaluate | Collect
+Reply = ResetBatch | StepBatch | ActBatch | EvaluateBatch | Fragment | Done | Failed

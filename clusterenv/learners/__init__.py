@@ -1,0 +1,26 @@
+"""Learners: single-file algorithms over the public interface, and the commands that train with them."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+ALGORITHMS = ("ppo",)
+
+
+def main(algorithm: str, argv: Sequence[str]) -> int:
+    """Train with `algorithm` as the options in `argv` say; the exit status.
+
+    Raises:
+        ClusterEnvError: whatever keeps the run from starting or going on, to be shown as a sentence.
+    """
+    if algorithm not in ALGORITHMS:
+        near = difflib.get_close_matches(algorithm, ALGORITHMS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(ALGORITHMS)}"
+        sys.stderr.write(f"clusterenv: there is no algorithm {algorithm!r}; {hint}\n")
+        return 2
+    module = import_module(f"clusterenv.learners.{algorithm}")
+    module.train(module.parse(argv))
+    return 0

@@ -1,0 +1,49 @@
+"""Running mean and variance, and the reward scale built on them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Moment = TypeVar("Moment", bound=Any)  # NumPy arrays, torch tensors and numbers alike
+
+
+def merge_moments(
+    mean: Moment, var: Moment, count: float, batch_mean: Moment, batch_var: Moment, batch_count: float
+) -> tuple[Moment, Moment, float]:
+    """Mean, variance and count of two sets of samples taken together."""
+    total = count + batch_count
+    delta = batch_mean - mean
+    merged_var = (var * count + batch_var * batch_count + delta**2 * (count * batch_count / total)) / total
+    return mean + delta * (batch_count / total), merged_var, total
+
+
+class RewardScale:
+    """Divides rewards by the running deviation of the discounted return, so that values stay near 1."""
+
+    def __init__(self, num_envs: int, gamma: float, *, clip: float = 10.0) -> None:
+        """Start with no samples and returns of 0."""
+        self._gamma = gamma
+        self._clip = clip
+        self._returns = np.zeros(num_envs)
+        self._mean, self._var, self._count = 0.0, 1.0, 0.0
+
+    def __call__(
+        self, rewards: NDArray[Any], ended: NDArray[np.bool_], valid: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """The rewards [T, N] scaled and clipped, after the statistics have taken in these rows."""
+        returns = np.empty(rewards.shape)
+        for t in range(len(rewards)):
+            self._returns = self._returns * self._gamma + rewards[t]
+            returns[t] = self._returns
+            self._returns = np.where(ended[t] | ~valid[t], 0.0, self._returns)
+        seen = returns[valid]
+        if seen.size:
+            self._mean, self._var, self._count = merge_moments(
+                self._mean, self._var, self._count, float(seen.mean()), float(seen.var()), seen.size
+            )
+        scaled = rewards.astype(np.float64) / np.sqrt(self._var + 1e-8)
+        clipped: NDArray[np.float64] = np.clip(scaled, -self._clip, self._clip)
+        return clipped

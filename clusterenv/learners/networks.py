@@ -1,0 +1,178 @@
+"""The agent of the learners: a tanh MLP for the policy and one for the value; Discrete or Box actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.nn import functional
+
+from clusterenv.errors import SpaceError
+from clusterenv.learners.moments import merge_moments
+
+Obs = Any  # arrays or tensors, nested as the observation space nests
+OBS_CLIP = 10.0
+
+
+class Agent(nn.Module):
+    """Policy and value over the flattened observation; `distribution` and `value` are what workers call.
+
+    Observation statistics are buffers, so that they travel with the weights and count for their version; only
+    the learner updates them, through `observe`. Both networks see `features(obs)`.
+    """
+
+    obs_mean: Tensor
+    obs_var: Tensor
+    obs_count: Tensor
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        hidden: Sequence[int] = (64, 64),
+        normalize_obs: bool = False,
+    ) -> None:
+        """Draw the weights from torch's global generator.
+
+        Raises:
+            SpaceError: if the spaces are not among those that an MLP of ours can read or act in.
+        """
+        super().__init__()
+        self.observation_space = observation_space
+        self.normalize_obs = normalize_obs
+        size = _feature_size(observation_space)
+        outputs, self.first_action = _action_outputs(action_space)
+        self.continuous = isinstance(action_space, gym.spaces.Box)
+        self.actor = mlp([size, *hidden, outputs], last_gain=0.01)
+        self.critic = mlp([size, *hidden, 1], last_gain=1.0)
+        if self.continuous:
+            self.log_std = nn.Parameter(torch.zeros(outputs))
+        if normalize_obs:
+            self.register_buffer("obs_mean", torch.zeros(size))
+            self.register_buffer("obs_var", torch.ones(size))
+            self.register_buffer("obs_count", torch.zeros((), dtype=torch.float64))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parameters and buffers."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
+
+    def distribution(self, obs: Obs) -> Distribution:
+        """The policy at a batch of observations."""
+        return self.policy(self.features(obs))
+
+    def value(self, obs: Obs) -> Tensor:
+        """The value [n] of a batch of observations."""
+        return self.state_value(self.features(obs))
+
+    def features(self, obs: Obs) -> Tensor:
+        """The observations as [..., D] float32, normalised if this agent does that; leading axes are kept."""
+        flat = _flatten(self.observation_space, obs)
+        if not self.normalize_obs:
+            return flat
+        return ((flat - self.obs_mean) * torch.rsqrt(self.obs_var + 1e-8)).clamp(-OBS_CLIP, OBS_CLIP)
+
+    def policy(self, features: Tensor) -> Distribution:
+        """The policy at features [n, D]."""
+        outputs = self.actor(features)
+        if self.continuous:
+            std = self.log_std.exp().expand_as(outputs)
+            return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
+        return Categorical(logits=outputs, validate_args=False)
+
+    def state_value(self, features: Tensor) -> Tensor:
+        """The value [n] at features [n, D]."""
+        values: Tensor = self.critic(features).squeeze(-1)
+        return values
+
+    def action_targets(self, actions: Tensor) -> Tensor:
+        """The environment's actions in the terms of `distribution`: indices from 0, or float32 rows."""
+        return actions.float() if self.continuous else actions - self.first_action
+
+    def env_actions(self, actions: Tensor) -> Tensor:
+        """What `distribution` gives, as the environment takes it: the inverse of `action_targets`."""
+        return actions if self.continuous else actions + self.first_action
+
+    @torch.no_grad()
+    def observe(self, obs: Obs, valid: NDArray[np.bool_] | Tensor) -> None:
+        """Take the rows of `obs` [T, N, ...] where `valid` [T, N] into the observation statistics."""
+        if not self.normalize_obs:
+            return
+        rows = _flatten(self.observation_space, obs)[torch.as_tensor(valid)].double()
+        if not len(rows):
+            return
+        mean, var, count = merge_moments(
+            self.obs_mean.double(),
+            self.obs_var.double(),
+            float(self.obs_count),
+            rows.mean(0),
+            rows.var(0, correction=0),
+            len(rows),
+        )
+        self.obs_mean.copy_(mean)
+        self.obs_var.copy_(var)
+        self.obs_count.fill_(count)
+
+
+def mlp(sizes: Sequence[int], *, last_gain: float) -> nn.Sequential:
+    """Linear layers with tanh between: orthogonal weights (gain sqrt 2, last `last_gain`) and zero biases."""
+    layers: list[nn.Module] = []
+    for index, (inputs, outputs) in enumerate(pairwise(sizes)):
+        last = index == len(sizes) - 2
+        layer = nn.Linear(inputs, outputs)
+        nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if last else [layer, nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+def _feature_size(space: gym.Space[Any]) -> int:
+    match space:
+        case gym.spaces.Box() | gym.spaces.MultiBinary():
+            return math.prod(space.shape)
+        case gym.spaces.Discrete():
+            return int(space.n)
+        case gym.spaces.Dict():
+            return sum(_feature_size(part) for part in space.values())
+        case gym.spaces.Tuple():
+            return sum(_feature_size(part) for part in space)
+        case _:
+            raise SpaceError(
+                f"the learners' agent observes Box, Discrete, MultiBinary, Dict and Tuple spaces, not {space}"
+            )
+
+
+def _action_outputs(space: gym.Space[Any]) -> tuple[int, int]:
+    match space:
+        case gym.spaces.Discrete():
+            return int(space.n), int(space.start)
+        case gym.spaces.Box() if len(space.shape) == 1:
+            return space.shape[0], 0
+        case _:
+            raise SpaceError(
+                f"the learners' agent acts in Discrete and one-dimensional Box spaces, not {space}"
+            )
+
+
+def _flatten(space: gym.Space[Any], obs: Obs) -> Tensor:
+    match space:
+        case gym.spaces.Dict():
+            return torch.cat([_flatten(part, obs[key]) for key, part in space.items()], dim=-1)
+        case gym.spaces.Tuple():
+            return torch.cat([_flatten(part, value) for part, value in zip(space, obs, strict=True)], dim=-1)
+        case gym.spaces.Discrete():
+            rows = torch.as_tensor(obs, dtype=torch.int64) - int(space.start)
+            return functional.one_hot(rows, int(space.n)).float()
+        case _:
+            rows = torch.as_tensor(obs, dtype=torch.float32)
+            lead = rows.ndim - len(space.shape or ())
+            return rows if len(space.shape or ()) == 1 else rows.reshape(*rows.shape[:lead], -1)

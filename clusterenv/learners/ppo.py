@@ -1,0 +1,300 @@
+"""Proximal policy optimisation over `ClusterEnv.rollout`, to read downwards: options, samples, loss, loop.
+
+Workers pull weights only when their policy has drifted (AAPS), so a rollout may come from a policy mu that is
+several updates old. Clipping around mu, as stock PPO does, would hold the new policy near mu: the divergence
+stays under the threshold, no worker ever pulls, and learning stalls. So three policies are told apart (the
+decoupled objective of Hilton, Cobbe and Schulman, 2021):
+
+    mu       behaviour: acted, and stored the log-prob of each action
+    pi_prox  the learner's policy when the batch arrives: the centre of the clip
+    pi       the policy being optimised
+
+    maximise  mean of  min(pi_prox / mu, 2) * min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_prox
+
+With fresh data mu is pi_prox, every weight is 1, and this is PPO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clusterenv import ClusterEnv, LocalConfig, Rollout
+from clusterenv.errors import ConfigError
+from clusterenv.learners import defaults
+from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.moments import RewardScale
+from clusterenv.learners.networks import Agent
+from clusterenv.learners.returns import generalized_advantage, next_values
+from clusterenv.learners.runs import Run, Summary, default_folder, plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """Train an agent with PPO. The defaults shown are those of the environment named by --env-id."""
+
+    env_id: str
+    """Environment: a Gymnasium id, "module:Id-v0", or a registered name."""
+    workers: int = 2
+    """Worker processes."""
+    envs_per_worker: int = 32
+    """Environments of each worker."""
+    serial: bool = False
+    """Run worker and environments inside this process, for a debugger; needs --workers 1."""
+    kl_threshold: float = 0.05
+    """Nats: a worker pulls weights when its policy has drifted further than this from the learner's."""
+    max_lag: int = 8
+    """Updates: no worker acts with a policy older than this."""
+    sync: str = "adaptive"
+    """"adaptive", or for comparison "every", "interval:k", "broadcast" or "never"."""
+    seed: int = 1
+    """Seed of weights, environments, action noise and minibatches."""
+    total_steps: int = 1_000_000
+    """Environment steps to train for."""
+    stop_at_return: float | None = None
+    """Stop once the mean return of the last 100 episodes reaches this; none: train for all steps."""
+    run_dir: Path | None = None
+    """Folder for this run's files; none: a new one in runs/."""
+    threads: int = 1
+    """Threads of the learner's arithmetic; more than one pays for larger networks only."""
+
+    num_steps: int = 64
+    """Steps of every environment between two updates."""
+    learning_rate: float = 1e-3
+    """Adam's step size at the start."""
+    anneal_lr: bool = True
+    """Let the step size fall to 0 in a straight line over the run."""
+    epochs: int = 6
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Minibatches of each pass."""
+    gamma: float = 0.99
+    """Discount."""
+    gae_lambda: float = 0.95
+    """Lambda of GAE: 0 trusts the critic, 1 the returns."""
+    clip_coef: float = 0.2
+    """Epsilon of the clip around the learner's policy."""
+    clip_value_loss: bool = False
+    """Clip the change of the values by epsilon too."""
+    normalize_advantages: bool = True
+    """Give the advantages of each minibatch mean 0 and deviation 1."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    max_grad_norm: float = 0.5
+    """Largest norm of the gradient."""
+    target_kl: float | None = None
+    """End the passes over a rollout once the policy has moved further than this (nats); none: never."""
+    max_behaviour_weight: float = 2.0
+    """Bound of pi_prox / mu, the weight of rows that a stale policy collected."""
+    normalize_obs: bool = True
+    """Normalise observations by running statistics."""
+    scale_rewards: bool = True
+    """Divide rewards by the running deviation of the discounted return."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of the policy and of the value network."""
+
+    def __post_init__(self) -> None:
+        """Check what ClusterEnv does not check itself."""
+        for name in ("total_steps", "num_steps", "epochs", "num_minibatches", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "a whole number from 1")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(name, getattr(self, name), "a number from 0 to 1")
+        for name in ("learning_rate", "clip_coef", "max_grad_norm", "max_behaviour_weight"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(name, getattr(self, name), "a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The valid rows of a rollout with all that the loss needs; each tensor is [rows, ...]."""
+
+    features: Tensor
+    actions: Tensor
+    prox_log_probs: Tensor
+    behaviour_weights: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.advantages)
+
+    def shuffled(self, num_minibatches: int, generator: torch.Generator) -> list[Samples]:
+        """All rows in a new order, dealt into minibatches of nearly one size."""
+        order = torch.randperm(len(self), generator=generator)
+        return [
+            Samples(*(getattr(self, name)[rows] for name in self.__slots__))
+            for rows in order.tensor_split(min(num_minibatches, len(self)))
+        ]
+
+
+@torch.no_grad()
+def make_samples(
+    agent: Agent, rollout: Rollout, config: PPOConfig, reward_scale: RewardScale | None
+) -> Samples:
+    """The rows to learn from: pi_prox and all values are those of `agent` as it is when called.
+
+    The workers' own values are not used: while the policy drifts slowly their critic can be many updates old.
+    """
+    data = rollout.torch()
+    features = agent.features(data.obs)  # [T, N, D]
+    values = agent.state_value(features)
+    rewards = rollout.rewards
+    if reward_scale is not None:
+        rewards = reward_scale(rewards, rollout.terminations | rollout.truncations, rollout.valid)
+    last_values, final_values = agent.value(data.last_obs), agent.value(data.final_obs)
+    following = next_values(values.numpy(), last_values.numpy(), rollout.final_index, final_values.numpy())
+    gae = generalized_advantage(
+        rewards,
+        values.numpy(),
+        following,
+        rollout.terminations,
+        rollout.truncations,
+        rollout.valid,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+    )
+    valid = data.valid
+    features, values = features[valid], values[valid]
+    advantages = torch.from_numpy(gae).float()[valid]
+    actions = agent.action_targets(data.actions[valid])
+    prox_log_probs = agent.policy(features).log_prob(actions)
+    weights = (prox_log_probs - data.log_probs[valid]).exp().clamp(max=config.max_behaviour_weight)
+    return Samples(features, actions, prox_log_probs, weights, values, advantages, values + advantages)
+
+
+def ppo_loss(agent: Agent, samples: Samples, config: PPOConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss over one minibatch, and what to log of it."""
+    distribution = agent.policy(samples.features)
+    log_ratios = distribution.log_prob(samples.actions) - samples.prox_log_probs
+    ratios = log_ratios.exp()
+    advantages = samples.advantages
+    if config.normalize_advantages:
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    clipped = ratios.clamp(1 - config.clip_coef, 1 + config.clip_coef)
+    surrogate = torch.min(ratios * advantages, clipped * advantages)
+    policy_loss = -(samples.behaviour_weights * surrogate).mean()
+
+    values = agent.state_value(samples.features)
+    errors = (values - samples.returns) ** 2
+    if config.clip_value_loss:
+        change = (values - samples.values).clamp(-config.clip_coef, config.clip_coef)
+        errors = torch.max(errors, (samples.values + change - samples.returns) ** 2)
+    value_loss = 0.5 * errors.mean()
+
+    entropy = distribution.entropy().mean()
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    return loss, {
+        "policy_loss": policy_loss.detach(),
+        "value_loss": value_loss.detach(),
+        "entropy": entropy.detach(),
+        "kl_k1": -log_ratios.detach().mean(),
+        "kl_k3": (ratios.detach() - 1 - log_ratios.detach()).mean(),
+        "clip_fraction": ((ratios.detach() - 1).abs() > config.clip_coef).float().mean(),
+    }
+
+
+def update(
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    samples: Samples,
+    config: PPOConfig,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """Optimise `agent` over shuffled minibatches for some epochs; the means of what the last epoch logged."""
+    means: dict[str, float] = {}
+    for _ in range(config.epochs):
+        logs = []
+        for minibatch in samples.shuffled(config.num_minibatches, generator):
+            loss, log = ppo_loss(agent, minibatch, config)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
+            optimizer.step()
+            logs.append(log)
+        means = {name: float(torch.stack([log[name] for log in logs]).mean()) for name in logs[0]}
+        if config.target_kl is not None and means["kl_k3"] > config.target_kl:
+            break
+    unexplained = (samples.returns - samples.values).var(correction=0)
+    return means | {
+        "explained_variance": float(1 - unexplained / (samples.returns.var(correction=0) + 1e-8)),
+        "behaviour_weight": float(samples.behaviour_weights.mean()),
+    }
+
+
+def train(config: PPOConfig) -> Summary:
+    """Train, and return what it took; the run's folder holds its metrics, curves and newest checkpoint.
+
+    However the run ends, by an interrupt too, its agent is in the checkpoint and no process is left.
+    """
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    shuffling = torch.Generator().manual_seed(config.seed)
+    folder = config.run_dir or default_folder("ppo", config.env_id, config.seed)
+    with ClusterEnv(env_options(config), LocalConfig(nodes=config.workers, serial=config.serial)) as env:
+        agent = Agent(*env.launch(), **agent_options(config))
+        optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+        reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
+        env.reset(seed=config.seed)
+        with Run("ppo", config, folder, total_steps=config.total_steps, weight_bytes=agent.num_bytes) as run:
+            try:
+                while run.steps < config.total_steps and not run.reached(config.stop_at_return):
+                    if config.anneal_lr:
+                        remaining = 1 - run.steps / config.total_steps
+                        optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
+                    rollout = env.rollout(agent, num_steps=config.num_steps)
+                    samples = make_samples(agent, rollout, config, reward_scale)
+                    losses = update(agent, optimizer, samples, config, shuffling)
+                    agent.observe(rollout.obs, rollout.valid)
+                    run.log(rollout, env.stats(), losses)
+                    if run.checkpoint_is_due():
+                        run.save(checkpoint(config, run.steps, agent, optimizer))
+            finally:
+                run.save(checkpoint(config, run.steps, agent, optimizer))
+    return run.summary()
+
+
+def env_options(config: PPOConfig) -> dict[str, Any]:
+    """The options of ClusterEnv."""
+    return {
+        "type": "gymnasium",
+        "env_name": config.env_id,
+        "envs_per_node": config.envs_per_worker,
+        "kl_threshold": config.kl_threshold,
+        "max_lag": config.max_lag,
+        "sync": config.sync,
+        "seed": config.seed,
+    }
+
+
+def agent_options(config: PPOConfig) -> dict[str, Any]:
+    """The options of the agent."""
+    return {"hidden": config.hidden, "normalize_obs": config.normalize_obs}
+
+
+def checkpoint(config: PPOConfig, steps: int, agent: Agent, optimizer: torch.optim.Optimizer) -> Checkpoint:
+    """The agent as it is now, and what it takes to build it again."""
+    return Checkpoint(
+        algorithm="ppo",
+        env_id=config.env_id,
+        steps=steps,
+        agent=agent.state_dict(),
+        agent_options=agent_options(config),
+        optimizer=optimizer.state_dict(),
+        config=plain(config),
+    )
+
+
+def parse(argv: Sequence[str]) -> PPOConfig:
+    """The options of a command line, over the defaults of its environment."""
+    return defaults.parse("ppo", PPOConfig, argv)

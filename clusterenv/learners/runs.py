@@ -1,0 +1,224 @@
+"""One training run as seen from outside: its folder, metrics, curves, checkpoints and closing summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+from torch.utils.tensorboard import SummaryWriter
+
+from clusterenv.errors import ConfigError
+from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.progress import ProgressLine, bytes_text, short_number
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from clusterenv.rollout import Rollout
+
+WINDOW = 100
+"""Episodes behind the mean return that is shown, logged and compared with a goal."""
+CHECKPOINT_INTERVAL_S = 30.0
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINT_FILE = "checkpoint.pt"
+SUMMARY_FILE = "summary.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run did and what it sent."""
+
+    seconds: float
+    steps: int
+    steps_per_s: float
+    """Environment steps a second, learning included."""
+    updates: int
+    episodes: int
+    episode_return: float | None
+    """Mean of the last 100 episodes; None before the first has ended."""
+    syncs_by_worker: list[dict[str, int]]
+    """For each worker, its weight pulls by reason."""
+    weight_bytes_sent: int
+    check_bytes_sent: int
+    broadcast_bytes: int
+    """What sending the weights to every worker at each update would have sent."""
+
+    def text(self) -> str:
+        """The summary in a few lines for people."""
+        returns = "none has ended" if self.episode_return is None else f"{self.episode_return:.1f}"
+        lines = [
+            f"{self.steps:,} steps in {self.seconds:.1f} s ({self.steps_per_s:,.0f} steps/s), "
+            f"{self.updates:,} updates",
+            f"mean return of the last {min(self.episodes, WINDOW)} of {self.episodes:,} episodes: {returns}",
+        ]
+        for rank, reasons in enumerate(self.syncs_by_worker):
+            listed = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+            lines.append(f"worker {rank}: {sum(reasons.values())} syncs ({listed})")
+        lines.append(
+            f"weights sent: {bytes_text(self.weight_bytes_sent)} (and {bytes_text(self.check_bytes_sent)} of "
+            f"checks); a broadcast at each update would have sent {bytes_text(self.broadcast_bytes)}"
+        )
+        return "\n".join(lines)
+
+
+class Run:
+    """The folder and the counters of one run; as a context it shows and writes the summary at its end."""
+
+    def __init__(
+        self,
+        algorithm: str,
+        config: DataclassInstance,
+        folder: Path,
+        *,
+        total_steps: int,
+        weight_bytes: int,
+    ) -> None:
+        """Make the folder, write the configuration into it and start the clock.
+
+        Raises:
+            ConfigError: if the folder holds a run already.
+        """
+        if (folder / METRICS_FILE).exists():
+            raise ConfigError("run_dir", str(folder), "a folder without a run in it")
+        self.folder = folder
+        self.steps = self.updates = self.episodes = 0
+        self._total_steps = total_steps
+        self._weight_bytes = weight_bytes
+        self._returns: deque[float] = deque(maxlen=WINDOW)
+        self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._stats: Mapping[str, Any] = {"workers": [], "weight_bytes_sent": 0, "check_bytes_sent": 0}
+        folder.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump({"algorithm": algorithm, **plain(config)}, sort_keys=False)
+        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+        self._metrics = (folder / METRICS_FILE).open("w", encoding="utf-8", buffering=1)
+        self._board = SummaryWriter(str(folder))
+        self._progress = ProgressLine()
+        self._started = self._saved = self._logged = time.monotonic()
+        self._rates: deque[tuple[float, int]] = deque([(self._started, 0)], maxlen=20)
+
+    def __enter__(self) -> Run:
+        """The run itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close every file, then write and show the summary."""
+        self._progress.close()
+        self._metrics.close()
+        self._board.close()
+        summary = self.summary()
+        text = json.dumps(dataclasses.asdict(summary), indent=2)
+        (self.folder / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")
+        self._progress.say(f"{summary.text()}\nrun folder: {self.folder}")
+
+    @property
+    def episode_return(self) -> float | None:
+        """Mean return of the last episodes; None before the first has ended."""
+        return float(np.mean(self._returns)) if self._returns else None
+
+    def reached(self, goal: float | None) -> bool:
+        """Whether a full window of episodes has a mean return of `goal` or above; never without a goal."""
+        return goal is not None and len(self._returns) == WINDOW and float(np.mean(self._returns)) >= goal
+
+    def log(self, rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[str, float]) -> None:
+        """Count one update made with `rollout`, and write and show what is known after it."""
+        self.steps += int(rollout.valid.sum())
+        self.updates += 1
+        self.episodes += len(rollout.episodes)
+        self._returns.extend(episode.episode_return for episode in rollout.episodes)
+        self._lengths.extend(episode.length for episode in rollout.episodes)
+        self._stats = stats
+        collected = self._collected(rollout)
+        self._metrics.write(json.dumps(_finite(collected | dict(losses)), allow_nan=False) + "\n")
+        for group, values in (("run", collected), ("loss", losses)):
+            for name, value in values.items():
+                if value is not None:
+                    self._board.add_scalar(f"{group}/{name}", value, self.steps)
+        self._progress.show(self._line(collected))
+
+    def checkpoint_is_due(self) -> bool:
+        """Whether the last checkpoint is some time ago."""
+        return time.monotonic() - self._saved > CHECKPOINT_INTERVAL_S
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the run's checkpoint in one move: a reader sees the old one or the new one, whole."""
+        checkpoint.save(self.folder / CHECKPOINT_FILE)
+        self._saved = time.monotonic()
+
+    def summary(self) -> Summary:
+        """What the run has done so far, up to its last update."""
+        seconds = self._logged - self._started
+        return Summary(
+            seconds=seconds,
+            steps=self.steps,
+            steps_per_s=self.steps / max(seconds, 1e-9),
+            updates=self.updates,
+            episodes=self.episodes,
+            episode_return=self.episode_return,
+            syncs_by_worker=[dict(worker["syncs_by_reason"]) for worker in self._stats["workers"]],
+            weight_bytes_sent=self._stats["weight_bytes_sent"],
+            check_bytes_sent=self._stats["check_bytes_sent"],
+            broadcast_bytes=self._broadcast_bytes(),
+        )
+
+    def _collected(self, rollout: Rollout) -> dict[str, Any]:
+        now = self._logged = time.monotonic()
+        self._rates.append((now, self.steps))
+        then, steps_then = self._rates[0]
+        return {
+            "steps": self.steps,
+            "updates": self.updates,
+            "seconds": now - self._started,
+            "steps_per_s": (self.steps - steps_then) / max(now - then, 1e-9),
+            "episodes": self.episodes,
+            "episode_return": self.episode_return,
+            "episode_length": float(np.mean(self._lengths)) if self._lengths else None,
+            "kl": max((float(kl) for kl in rollout.kl if math.isfinite(kl)), default=None),
+            "policy_lag": float(rollout.policy_lag.mean()),
+            "syncs": sum(worker["sync_count"] for worker in self._stats["workers"]),
+            "weight_bytes_sent": self._stats["weight_bytes_sent"],
+            "broadcast_bytes": self._broadcast_bytes(),
+        }
+
+    def _broadcast_bytes(self) -> int:
+        return self._weight_bytes * self.updates * len(self._stats["workers"])
+
+    def _line(self, collected: Mapping[str, Any]) -> str:
+        returns = "-" if collected["episode_return"] is None else f"{collected['episode_return']:.1f}"
+        kl = "-" if collected["kl"] is None else f"{collected['kl']:.4f}"
+        saved = collected["broadcast_bytes"] - collected["weight_bytes_sent"]
+        return (
+            f"{short_number(self.steps)}/{short_number(self._total_steps)} steps  "
+            f"{collected['steps_per_s']:,.0f} steps/s  return {returns}  KL {kl}  "
+            f"syncs {collected['syncs']}  {bytes_text(max(saved, 0))} saved"
+        )
+
+
+def default_folder(algorithm: str, env_id: str, seed: int) -> Path:
+    """A folder for a run that was given none: below runs/, named by what is run and when."""
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in env_id)
+    return Path("runs", f"{name}-{algorithm}-seed{seed}-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+
+
+def plain(config: DataclassInstance) -> dict[str, Any]:
+    """The fields of a configuration as YAML holds them: paths as text, tuples as lists."""
+    values = dataclasses.asdict(config)
+    values |= {name: str(value) for name, value in values.items() if isinstance(value, Path)}
+    return values | {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as JSON holds them: None for numbers that are not finite."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }

@@ -1,0 +1,42 @@
+"""Processes that do not outlive the one that needs them, and what is said of those that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from typing import Final
+
+import psutil
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def end_with_parent() -> None:
+    """The kernel kills this process as soon as the thread that started it ends (on Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def kill_tree(pid: int) -> None:
+    """The process `pid` and all that descend from it have been sent SIGKILL."""
+    try:
+        process = psutil.Process(pid)
+        process.suspend()  # so that it starts no more children while they are listed
+        descendants = [child.pid for child in process.children(recursive=True)]
+    except psutil.Error:
+        descendants = []
+    for victim in (pid, *descendants):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+
+
+def describe_exit(code: int) -> str:
+    """The words for an exit code, which is negative for a signal, as in `subprocess`."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"

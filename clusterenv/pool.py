@@ -1,0 +1,318 @@
+"""Runners as one: in this process, or in processes that have a contiguous slice of the environments each."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from clusterenv.commands import Act, Collect, Command, Failed, Reply, Reset, RunnerReady, RunnerSetup, Step
+from clusterenv.errors import RunnerLost, SetupTimeout, StepTimeout
+from clusterenv.lifetime import describe_exit, kill_tree
+from clusterenv.runner import Runner
+from clusterenv.runner_process import Tick, receive, send, serve
+from clusterenv.slices import contiguous, merge, merge_ready, split, split_setup
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess
+
+    from clusterenv.layout import SpaceLayout
+
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+AGENT_TIMEOUT_S: Final = 60.0
+"""Least limit for commands that run no environment: an agent may import what it needs when it arrives."""
+
+EXIT_S: Final = 1.0
+"""Seconds between the end of a runner's pipe and that of its process, at most."""
+
+GONE_S: Final = 5.0
+"""Seconds in which a process that got SIGKILL is expected to be gone."""
+
+
+class Pool(Protocol):
+    """A vector of environments that carries out one command at a time."""
+
+    num_envs: int
+    action_layout: SpaceLayout
+    """Known once started."""
+
+    def start(self, deadline_s: float) -> RunnerReady:
+        """All environments are built.
+
+        Raises:
+            SetupTimeout: after `deadline_s`; nothing is left running.
+            EnvError: if an environment could not be built, likewise.
+            SpaceError: if a space cannot be batched or environments differ, likewise.
+            RunnerLost: if a runner ended, likewise.
+        """
+
+    def submit(self, command: Command) -> None:
+        """The runners work on `command`; `poll` gives the answer before the next one may be submitted."""
+
+    def poll(self) -> Reply | None:
+        """The answer if all runners have given theirs (Failed if one failed), else None; never waits."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when `poll` or `check` may have news."""
+
+    def check(self, now: float) -> None:
+        """All is well at `now` (of the monotonic clock).
+
+        Raises:
+            RunnerLost: if a runner has ended.
+            StepTimeout: if one made no progress for `step_timeout_s`; it has been killed.
+        """
+
+    def pids(self) -> list[int]:
+        """Of the runners."""
+
+    def close(self, timeout_s: float) -> None:
+        """All environments are closed and no runner is left, some `timeout_s` later; may be repeated."""
+
+
+class InlinePool:
+    """One runner in the calling process, whose threads and global state it leaves alone."""
+
+    action_layout: SpaceLayout
+
+    def __init__(self, setup: RunnerSetup, runners: int = 1) -> None:
+        """Build nothing yet; there is one runner whatever `runners` says."""
+        self.num_envs = setup.num_envs
+        self._runner = Runner(setup)
+        self._reply: Reply | None = None
+
+    def start(self, deadline_s: float) -> RunnerReady:
+        """See Pool; nothing can interrupt an environment that takes longer."""
+        ready = self._runner.build()
+        self.action_layout = ready.action_layout
+        return ready
+
+    def submit(self, command: Command) -> None:
+        """See Pool; returns when it has been carried out."""
+        assert self._reply is None, "the answer to the last command was not taken"
+        self._reply = self._runner.handle(command)
+
+    def poll(self) -> Reply | None:
+        """See Pool."""
+        reply, self._reply = self._reply, None
+        return reply
+
+    def fds(self) -> list[int]:
+        """See Pool: none, since answers are there at once."""
+        return []
+
+    def check(self, now: float) -> None:
+        """See Pool."""
+
+    def pids(self) -> list[int]:
+        """See Pool."""
+        return [os.getpid()]
+
+    def close(self, timeout_s: float) -> None:
+        """See Pool."""
+        self._runner.close()
+
+
+@dataclass(slots=True)
+class _Handle:
+    """What the worker knows of one runner."""
+
+    process: ForkServerProcess
+    connection: Connection
+    place: str
+    """For messages: which runner, with which environments."""
+    replies: list[Any] = field(default_factory=list)
+    progress: int = -1
+    progress_at: float = 0.0
+    broken: bool = False
+
+    def drain(self, now: float) -> None:
+        """Take what has arrived."""
+        try:
+            while not self.broken and self.connection.poll():
+                message = receive(self.connection)
+                if not isinstance(message, Tick):
+                    self.replies.append(message)
+                elif message.progress != self.progress:
+                    self.progress, self.progress_at = message.progress, now
+        except (EOFError, OSError):
+            self.broken = True
+
+    def kill(self) -> None:
+        """The process and all that it started are gone."""
+        if self.process.is_alive():
+            kill_tree(self.process.pid or 0)
+        self.process.join(GONE_S)
+
+
+class ProcessPool:
+    """Runners as processes, forked from a server that has imported what they need.
+
+    They end with this process, however it ends. Not thread-safe.
+    """
+
+    action_layout: SpaceLayout
+
+    def __init__(self, setup: RunnerSetup, runners: int) -> None:
+        """Start nothing yet; there are no more runners than environments."""
+        self.num_envs = setup.num_envs
+        self._setup = setup
+        self._slices = contiguous(setup.num_envs, min(runners, setup.num_envs))
+        self._runners: list[_Handle] = []
+        self._limit_s: float | None = None  # without progress, for the command in work
+
+    def start(self, deadline_s: float) -> RunnerReady:
+        """See Pool."""
+        deadline = time.monotonic() + deadline_s
+        atexit.register(self.close, 0.0)
+        try:
+            multiprocessing.set_forkserver_preload(["clusterenv._preload"])
+            with _one_thread_each():
+                multiprocessing.forkserver.ensure_running()
+            for number, setup in enumerate(split_setup(self._setup, self._slices)):
+                self._runners.append(_start(number, setup))
+            answers = self._wait_until_built(deadline, deadline_s)
+            ready = merge_ready(answers, self._slices)
+        except BaseException:
+            self.close(0.0)
+            raise
+        self.action_layout = ready.action_layout
+        return ready
+
+    def submit(self, command: Command) -> None:
+        """See Pool."""
+        assert self._limit_s is None, "the answer to the last command was not taken"
+        now = time.monotonic()
+        runs_envs = isinstance(command, Reset | Step | Act | Collect)
+        limit_s = self._setup.step_timeout_s
+        self._limit_s = limit_s if runs_envs else max(limit_s, AGENT_TIMEOUT_S)
+        for runner, part in zip(self._runners, split(command, self._slices), strict=True):
+            runner.progress_at = now
+            try:
+                send(runner.connection, part)
+            except OSError:
+                runner.broken = True  # `check` tells how it ended
+
+    def poll(self) -> Reply | None:
+        """See Pool."""
+        answers = self._take()
+        if answers is None:
+            return None
+        self._limit_s = None
+        failed = next((answer for answer in answers if isinstance(answer, Failed)), None)
+        return failed or merge(answers, self._slices)
+
+    def fds(self) -> list[int]:
+        """See Pool."""
+        return [
+            fd
+            for runner in self._runners
+            if not runner.broken
+            for fd in (runner.connection.fileno(), runner.process.sentinel)
+        ]
+
+    def check(self, now: float) -> None:
+        """See Pool."""
+        for runner in self._runners:
+            runner.drain(now)
+            self._check_alive(runner)
+        if self._limit_s is None:
+            return
+        for runner in self._runners:
+            if not runner.replies and now - runner.progress_at > self._limit_s:
+                runner.kill()
+                runner.broken = True
+                setting = "" if self._limit_s == AGENT_TIMEOUT_S else "step_timeout_s = "
+                raise StepTimeout(
+                    f"{runner.place} made no progress for {now - runner.progress_at:.1f} s "
+                    f"(limit {setting}{self._limit_s:g} s); it was killed"
+                )
+
+    def pids(self) -> list[int]:
+        """See Pool."""
+        return [runner.process.pid or 0 for runner in self._runners]
+
+    def close(self, timeout_s: float) -> None:
+        """See Pool."""
+        atexit.unregister(self.close)
+        runners, self._runners = self._runners, []
+        for runner in runners:
+            runner.connection.close()  # an idle runner ends now, a busy one when it answers
+        deadline = time.monotonic() + timeout_s
+        waiting = [runner.process.sentinel for runner in runners]
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for sentinel in wait(waiting, left):
+                waiting.remove(sentinel)  # type: ignore[arg-type]  # they are numbers
+        for runner in runners:
+            runner.kill()
+            with contextlib.suppress(ValueError):  # not even SIGKILL ended it yet
+                runner.process.close()
+
+    def _take(self) -> list[Any] | None:
+        """One answer of each runner, once all have given theirs."""
+        now = time.monotonic()
+        for runner in self._runners:
+            runner.drain(now)
+        if not all(runner.replies for runner in self._runners):
+            return None
+        return [runner.replies.pop(0) for runner in self._runners]
+
+    def _wait_until_built(self, deadline: float, deadline_s: float) -> list[RunnerReady]:
+        while (answers := self._take()) is None:
+            for runner in self._runners:
+                self._check_alive(runner)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                slow = next(runner for runner in self._runners if not runner.replies)
+                raise SetupTimeout(
+                    f"{slow.place} was not built within setup_timeout_s = {deadline_s:g} s; it was killed"
+                )
+            wait(self.fds(), left)
+        for answer in answers:
+            if isinstance(answer, Failed):
+                raise answer.error()
+        return answers
+
+    def _check_alive(self, runner: _Handle) -> None:
+        """Raise if the process has ended, or cannot be talked to any more."""
+        if runner.process.exitcode is None and not runner.broken:
+            return
+        runner.process.join(EXIT_S)  # a closed pipe is seen before the exit that closed it
+        code = runner.process.exitcode
+        if code is None:
+            runner.kill()
+            raise RunnerLost(f"{runner.place} closed its pipe; it was killed")
+        raise RunnerLost(f"{runner.place} ended: {describe_exit(code)}", exit_code=code)
+
+
+def _start(number: int, setup: RunnerSetup) -> _Handle:
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=True)
+    with theirs:
+        process = context.Process(target=serve, args=(theirs, setup), name=f"clusterenv-runner-{number}")
+        process.start()
+    last = setup.first_env + setup.num_envs - 1
+    place = f"runner {number} (pid {process.pid}, environments {setup.first_env} to {last})"
+    return _Handle(process=process, connection=ours, place=place, progress_at=time.monotonic())
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Numeric libraries of processes started here use one thread, unless the user set a number."""
+    unset = [name for name in THREAD_VARIABLES if name not in os.environ]
+    if "OMP_NUM_THREADS" not in unset:
+        unset = []  # the others follow it
+    os.environ.update(dict.fromkeys(unset, "1"))
+    try:
+        yield
+    finally:
+        for name in unset:
+            del os.environ[name]

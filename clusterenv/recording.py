@@ -1,0 +1,134 @@
+"""T steps of n environments while they are collected: rows written once, into arrays made beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterenv.adapters import Acted
+from clusterenv.batches import EpisodeRecord, Fragment
+from clusterenv.distributions import Family
+from clusterenv.layout import SpaceLayout
+
+Array = NDArray[Any]
+Values = Callable[[Any], NDArray[np.float32]]
+
+VALUE_BATCH_ROWS = 1024
+VALUE_BATCH_BYTES = 4 << 20
+"""Limits of one call of the agent's value function, so that what it computes stays in caches and memory."""
+
+
+class Recording:
+    """Room for a fragment. Step t reads `obs` at t and writes what came of it, `obs` at t + 1 included."""
+
+    def __init__(self, obs_layout: SpaceLayout, action_layout: SpaceLayout, steps: int, envs: int) -> None:
+        """Arrays with unset values; only the lists of what ended are empty."""
+        self._obs_layout = obs_layout
+        self.obs = obs_layout.empty(steps + 1, envs)
+        self.actions = action_layout.empty(steps, envs)
+        self.rewards = np.empty((steps, envs), np.float64)
+        self.terminations = np.empty((steps, envs), np.bool_)
+        self.truncations = np.empty((steps, envs), np.bool_)
+        self.log_probs = np.empty((steps, envs), np.float32)
+        self.values = np.empty((steps + 1, envs), np.float32)
+        self.params: Array | None = None
+        self.steps_done = 0
+        self.final_rows: list[int] = []
+        self.final_obs: list[Any] = []
+        self._final_steps: list[int] = []
+
+    def obs_at(self, t: int) -> list[Array]:
+        """Leaves [n, ...] that step t acts on, in place."""
+        return [leaf[t] for leaf in self.obs]
+
+    def keep(self, acted: Acted) -> None:
+        """What the policy does in the step under way."""
+        t = self.steps_done
+        self.actions[0][t] = acted.actions
+        self.log_probs[t] = acted.log_probs
+        self.values[t] = acted.values
+        if acted.params is None:
+            self.params = None  # an agent may lose its closed form on the way
+            return
+        if t == 0:
+            self.params = np.empty((len(self.rewards), *acted.params.shape), np.float32)
+        if self.params is not None:
+            self.params[t] = acted.params
+
+    def close_step(self) -> None:
+        """The step under way is done; it ended the episodes of the rows that `final_rows` got meanwhile."""
+        self._final_steps += [self.steps_done] * (len(self.final_rows) - len(self._final_steps))
+        self.steps_done += 1
+
+    def count_episodes(self, returns: Array, lengths: Array, first_env: int) -> list[EpisodeRecord]:
+        """One for each row that ended; episodes under way are carried on in `returns` and `lengths` [n]."""
+        episodes = []
+        starts = [0] * len(returns)
+        for t, row in zip(self._final_steps, self.final_rows, strict=False):
+            rewards = self.rewards[starts[row] : t + 1, row]
+            episodes.append(
+                EpisodeRecord(
+                    env_id=first_env + row,
+                    episode_return=float(returns[row] + rewards.sum()),
+                    length=int(lengths[row]) + len(rewards),
+                )
+            )
+            returns[row], lengths[row], starts[row] = 0.0, 0, t + 1
+        for row, start in enumerate(starts):
+            returns[row] += self.rewards[start : self.steps_done, row].sum()
+            lengths[row] += self.steps_done - start
+        return episodes
+
+    def fragment(
+        self,
+        values: Values,
+        *,
+        all_values: bool,
+        policy_version: int,
+        episodes: list[EpisodeRecord],
+        family: Family | None,
+    ) -> Fragment:
+        """All steps, with the values of what comes after the last one and of final observations.
+
+        With `all_values` those of the steps are asked for too, many at once; else `keep` was given them.
+        """
+        first = 0 if all_values else len(self.rewards)
+        flat = [leaf[first:].reshape(-1, *leaf.shape[2:]) for leaf in self.obs]
+        self.values[first:].reshape(-1)[:] = self._in_batches(values, flat, self.values[first:].size)
+        final_obs = self._obs_layout.empty(len(self.final_rows))
+        if self.final_rows:
+            self._obs_layout.pack(self.final_obs, final_obs, name="final observation")
+        index = np.array([self._final_steps, self.final_rows], np.int64).T
+        steps, envs = self.rewards.shape
+        return Fragment(
+            obs=[leaf[:-1] for leaf in self.obs],
+            actions=self.actions,
+            rewards=self.rewards.astype(np.float32),
+            terminations=self.terminations,
+            truncations=self.truncations,
+            log_probs=self.log_probs,
+            values=self.values[:-1],
+            valid=np.ones((steps, envs), np.bool_),
+            last_obs=[leaf[-1] for leaf in self.obs],
+            last_values=self.values[-1],
+            final_index=np.ascontiguousarray(index),
+            final_obs=final_obs,
+            final_values=self._in_batches(values, final_obs, len(self.final_rows)),
+            policy_version=policy_version,
+            episodes=episodes,
+            params=self.params,
+            family=family,
+        )
+
+    def _in_batches(self, values: Values, obs: Sequence[Array], rows: int) -> NDArray[np.float32]:
+        """Values [rows] of observation leaves [rows, ...]."""
+        row_bytes = sum(leaf.nbytes for leaf in obs) // max(1, rows)
+        size = max(1, min(VALUE_BATCH_ROWS, VALUE_BATCH_BYTES // max(1, row_bytes)))
+        parts = [
+            values(self._obs_layout.nest([leaf[start : start + size] for leaf in obs]))
+            for start in range(0, rows, size)
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)

@@ -1,0 +1,227 @@
+"""Fragments of all workers side by side: the batch [T, N] that a learner gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterenv.batches import EpisodeRecord, Fragment
+from clusterenv.layout import SpaceLayout
+from clusterenv.policy import policy_lag
+
+if TYPE_CHECKING:
+    import torch
+
+ArrayT = TypeVar("ArrayT", bound=Sized)
+Array = NDArray[Any]
+Nested = Any
+"""An array, or a dict or tuple of them, as a space nests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Generic[ArrayT]):
+    """T steps of N environments; row n is environment n of the whole run, whoever ran it.
+
+    `obs`, `actions`, `last_obs` and `final_obs` are nested as their spaces nest.
+    """
+
+    obs: Nested
+    """[T, N, ...]: what the policy acted on."""
+    actions: Nested
+    """[T, N, ...]: as the environments' action space has them, a Box action before it was clipped."""
+    rewards: ArrayT
+    """[T, N] float32."""
+    terminations: ArrayT
+    """[T, N] bool: true ends."""
+    truncations: ArrayT
+    """[T, N] bool: cut off, by a time limit for example."""
+    log_probs: ArrayT
+    """[T, N] float32: of the actions under the policy that acted; NaN where the agent has none."""
+    values: ArrayT
+    """[T, N] float32: of `obs` by the critic that acted; NaN where the agent has none."""
+    policy_version: ArrayT
+    """[T, N] int64: of the policy that acted."""
+    policy_lag: ArrayT
+    """[T, N] int64: versions by which the policy that acted was behind the learner's."""
+    valid: ArrayT
+    """[T, N] bool: False in rows that are no transitions, such as a lost worker's; mask the loss by it."""
+    env_ids: ArrayT
+    """[N] int64."""
+    workers: ArrayT
+    """[N] int64: rank of the worker that has the environment."""
+    last_obs: Nested
+    """[N, ...]: what comes after the last step."""
+    last_values: ArrayT
+    """[N] float32."""
+    final_index: ArrayT
+    """[K, 2] int64: (t, n) of the steps that ended an episode, in the order of t, then n."""
+    final_obs: Nested
+    """[K, ...]: the observations that those steps really led to."""
+    final_values: ArrayT
+    """[K] float32."""
+    kl: ArrayT
+    """[workers] float64: each worker's last divergence from the learner's policy, in nats."""
+    episodes: list[EpisodeRecord]
+    """The episodes that ended here, in the order of `final_index`."""
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return len(self.rewards)
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return len(self.env_ids)
+
+    def __len__(self) -> int:
+        """T * N, the rows, valid or not."""
+        return self.num_steps * self.num_envs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Batch[Array]):
+    """A batch of NumPy arrays, all of them the caller's own: they are never written again."""
+
+    def torch(self, device: torch.device | str | None = None) -> Batch[torch.Tensor]:
+        """The same batch as tensors, which share the arrays' memory unless `device` is not the CPU."""
+        import torch
+
+        def tensor(array: Array) -> torch.Tensor:
+            writable = array if array.flags.writeable else array.copy()
+            return torch.from_numpy(writable).to(device)
+
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        episodes = values.pop("episodes")
+        return Batch(episodes=episodes, **{name: _mapped(tensor, value) for name, value in values.items()})
+
+
+def assemble(
+    fragments: Sequence[Fragment | None],
+    *,
+    obs_layout: SpaceLayout,
+    action_layout: SpaceLayout,
+    first_envs: Sequence[int],
+    published_version: int,
+    kl: Sequence[float],
+    num_envs: int | None = None,
+) -> Rollout:
+    """The fragments of all workers side by side, by rank; a lost worker's rows are zeros and not valid.
+
+    The arrays of a lone fragment become the rollout's own, where they can be written.
+
+    Args:
+        fragments: by rank, all of the same T; None for a lost worker. At least one is there.
+        obs_layout: of one environment's observations.
+        action_layout: of one environment's actions.
+        first_envs: number of each worker's first environment, by rank.
+        published_version: of the learner's policy, from which the lag counts.
+        kl: each worker's divergence, by rank.
+        num_envs: environments of all workers; needed if the last worker is lost.
+    """
+    num_steps = next(fragment.num_steps for fragment in fragments if fragment is not None)
+    if num_envs is None:
+        last = fragments[-1]
+        assert last is not None, "num_envs is needed when the last worker is lost"
+        num_envs = first_envs[-1] + last.num_envs
+    counts = np.diff([*first_envs, num_envs])
+    parts = [
+        _absent(num_steps, int(count), obs_layout, action_layout) if fragment is None else fragment
+        for fragment, count in zip(fragments, counts, strict=True)
+    ]
+    versions = [part.policy_version for part in parts]
+    lags = [
+        0 if fragment is None else policy_lag(published_version, fragment.policy_version)
+        for fragment in fragments
+    ]
+    columns: dict[str, Any] = {name: _beside([getattr(part, name) for part in parts], 1) for name in _COLUMNS}
+    return Rollout(
+        obs=obs_layout.nest(_leaves([part.obs for part in parts], 1)),
+        actions=action_layout.nest(_leaves([part.actions for part in parts], 1)),
+        policy_version=np.tile(np.repeat(np.array(versions, dtype=np.int64), counts), (num_steps, 1)),
+        policy_lag=np.tile(np.repeat(np.array(lags, dtype=np.int64), counts), (num_steps, 1)),
+        env_ids=np.arange(num_envs, dtype=np.int64),
+        workers=np.repeat(np.arange(len(parts), dtype=np.int64), counts),
+        last_obs=obs_layout.nest(_leaves([part.last_obs for part in parts], 0)),
+        last_values=_beside([part.last_values for part in parts], 0),
+        kl=np.array(kl, dtype=np.float64),
+        **columns,
+        **_ends(parts, first_envs, obs_layout),
+    )
+
+
+_COLUMNS = ("rewards", "terminations", "truncations", "log_probs", "values", "valid")
+
+
+def _ends(parts: Sequence[Fragment], first_envs: Sequence[int], obs_layout: SpaceLayout) -> dict[str, Any]:
+    """What there is for each ended episode, ordered by time and then environment, whoever ran it."""
+    index = np.concatenate(
+        [part.final_index + np.array([0, first]) for part, first in zip(parts, first_envs, strict=True)]
+    )
+    order = np.lexsort((index[:, 1], index[:, 0]))
+    index = index[order]
+    return {
+        "final_index": index,
+        "final_obs": obs_layout.nest(
+            [leaf[order] for leaf in _leaves([part.final_obs for part in parts], 0)]
+        ),
+        "final_values": np.concatenate([part.final_values for part in parts])[order],
+        "episodes": _in_order([episode for part in parts for episode in part.episodes], index[:, 1]),
+    }
+
+
+def _absent(num_steps: int, num_envs: int, obs: SpaceLayout, actions: SpaceLayout) -> Fragment:
+    """What stands for the fragment of a lost worker: zeros, no row valid."""
+    lead = (num_steps, num_envs)
+
+    def zeros(layout: SpaceLayout, *shape: int) -> list[Array]:
+        return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in layout.leaves]
+
+    return Fragment(
+        obs=zeros(obs, *lead),
+        actions=zeros(actions, *lead),
+        rewards=np.zeros(lead, np.float32),
+        terminations=np.zeros(lead, np.bool_),
+        truncations=np.zeros(lead, np.bool_),
+        log_probs=np.zeros(lead, np.float32),
+        values=np.zeros(lead, np.float32),
+        valid=np.zeros(lead, np.bool_),
+        last_obs=zeros(obs, num_envs),
+        last_values=np.zeros(num_envs, np.float32),
+        final_index=np.zeros((0, 2), np.int64),
+        final_obs=zeros(obs, 0),
+        final_values=np.zeros(0, np.float32),
+        policy_version=0,
+    )
+
+
+def _beside(parts: Sequence[Array], axis: int) -> Array:
+    if len(parts) == 1 and parts[0].flags.writeable:
+        return parts[0]
+    return np.concatenate(parts, axis)
+
+
+def _leaves(parts: Sequence[Sequence[Array]], axis: int) -> list[Array]:
+    return [_beside(leaf, axis) for leaf in zip(*parts, strict=True)]
+
+
+def _in_order(episodes: Sequence[EpisodeRecord], ended: Array) -> list[EpisodeRecord]:
+    """Episodes in the order of their environments in `ended`; those of one environment keep theirs."""
+    waiting: dict[int, list[EpisodeRecord]] = {}
+    for episode in episodes:
+        waiting.setdefault(episode.env_id, []).append(episode)
+    ordered = [waiting[env].pop(0) for env in ended.tolist() if waiting.get(env)]
+    return ordered + [episode for left in waiting.values() for episode in left]
+
+
+def _mapped(function: Callable[[Array], torch.Tensor], nested: Nested) -> Nested:
+    """`nested` with `function` applied to each array in it."""
+    if isinstance(nested, dict):
+        return {key: _mapped(function, value) for key, value in nested.items()}
+    if isinstance(nested, tuple):
+        return tuple(_mapped(function, value) for value in nested)
+    return function(nested)

@@ -1,0 +1,301 @@
+"""What runs in a runner process: a shard of environments and a copy of the policy that acts in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import cloudpickle
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from clusterenv import adapters, policy
+from clusterenv.adapters import Acted, AgentAdapter
+from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
+from clusterenv.commands import (
+    Act,
+    Collect,
+    Command,
+    Done,
+    Evaluate,
+    EvaluateBatch,
+    Failed,
+    LoadState,
+    Reply,
+    Reset,
+    RunnerReady,
+    RunnerSetup,
+    SetAgent,
+    Step,
+)
+from clusterenv.errors import AgentError, EnvError, StateError
+from clusterenv.recording import Recording
+from clusterenv.shard import Shard
+
+__all__ = [
+    "Act",
+    "Collect",
+    "Command",
+    "Done",
+    "Evaluate",
+    "EvaluateBatch",
+    "Failed",
+    "LoadState",
+    "Reply",
+    "Reset",
+    "Runner",
+    "RunnerReady",
+    "RunnerSetup",
+    "SetAgent",
+    "Step",
+]
+
+Array = NDArray[Any]
+Nested = Any
+
+
+class Runner:
+    """Carries out commands, one at a time."""
+
+    def __init__(self, setup: RunnerSetup, *, own_process: bool = False) -> None:
+        """Build nothing yet. With `own_process` the state of the whole process may be set up for acting."""
+        self._setup = setup
+        self._own_process = own_process
+        self._shard: Shard | None = None
+        self._adapter: AgentAdapter | None = None
+        self._version = 0
+        self._bounds: tuple[Array, Array] | None = None  # of Box actions
+        self.abandoned = False
+        """Nobody waits for the answer any more: a rollout ends after the step under way."""
+        self._acts = 0
+        self._was_reset = False
+        self._noise_seed = setup.noise_seed
+        self._env_ids = np.arange(setup.first_env, setup.first_env + setup.num_envs, dtype=np.int64)
+        self._steps = np.zeros(setup.num_envs, np.int64)
+        self._returns = np.zeros(setup.num_envs, np.float64)
+        self._lengths = np.zeros(setup.num_envs, np.int64)
+
+    @property
+    def progress(self) -> int:
+        """A count that goes up with every call into an environment or the agent; any thread may read it."""
+        return self._acts + (0 if self._shard is None else self._shard.progress)
+
+    def build(self) -> RunnerReady:
+        """The environments exist.
+
+        Raises:
+            EnvError: if one cannot be built.
+            SpaceError: if a space cannot be batched, or environments differ.
+        """
+        setup = self._setup
+        shard = Shard(
+            [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of],
+            first_env=setup.first_env,
+            autoreset_mode=AutoresetMode(setup.autoreset_mode),
+        )
+        self._shard = shard
+        space = shard.single_action_space
+        if isinstance(space, Box) and (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
+            self._bounds = space.low, space.high
+        spec = shard.envs[0].spec
+        return RunnerReady(
+            obs_digest=shard.obs_layout.digest,
+            action_digest=shard.action_layout.digest,
+            action_layout=shard.action_layout,
+            env_id=None if spec is None else spec.id,
+        )
+
+    def handle(self, command: Command) -> Reply:
+        """The answer to a command; never raises an Exception."""
+        try:
+            return _HANDLERS[type(command)](self, command)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker
+            return Failed.of(error)
+
+    def close(self) -> None:
+        """All environments are closed."""
+        if self._shard is not None:
+            self._shard.close()
+
+    # --- commands of the environments ----------------------------------------------------------------------
+
+    def _reset(self, command: Reset) -> ResetBatch:
+        if command.noise_seed is not None:
+            self._noise_seed = command.noise_seed
+            self._steps[:] = 0
+        rows = slice(None) if command.mask is None else command.mask
+        self._returns[rows] = 0.0
+        self._lengths[rows] = 0
+        with self._envs() as shard:
+            options = None if command.options is None else cloudpickle.loads(command.options)
+            batch = shard.reset(command.seeds, options, command.mask)
+        self._was_reset = True
+        return batch
+
+    def _step(self, command: Step) -> StepBatch:
+        with self._envs() as shard:
+            return self._counted_step(shard, command.actions)
+
+    def _counted_step(self, shard: Shard, actions: list[Array]) -> StepBatch:
+        """One step in the shard's mode; a row that it merely reset has made no step of an episode."""
+        moved = ~shard.ended
+        batch = shard.step(actions)
+        self._returns += batch.rewards
+        self._lengths += moved
+        over = batch.terminations | batch.truncations
+        self._returns[over] = 0.0
+        self._lengths[over] = 0
+        return batch
+
+    # --- commands of the agent -----------------------------------------------------------------------------
+
+    def _set_agent(self, command: SetAgent) -> Done:
+        if self._own_process:
+            adapters.prepare_runner()
+        with self._envs() as shard:
+            spaces = shard.single_observation_space, shard.single_action_space
+            self._adapter = adapters.loads(command.blob, *spaces)
+        self._version = 0
+        return Done()
+
+    def _load_state(self, command: LoadState) -> Done:
+        self._agent().load_state(policy.decode_state(command.state))
+        self._version = command.version
+        return Done()
+
+    def _evaluate(self, _: Evaluate) -> EvaluateBatch:
+        adapter = self._agent()
+        with self._envs() as shard:
+            params = adapter.parameters(shard.obs_layout.nest(shard.obs))
+        return EvaluateBatch(params=params, family=None if params is None else adapter.family)
+
+    def _act(self, _: Act) -> ActBatch:
+        with self._envs() as shard:
+            acted = self._decide(shard.obs_layout.nest(shard.obs), with_values=True)
+            return ActBatch(
+                step=self._counted_step(shard, [self._clip(acted.actions)]),
+                actions=[acted.actions],
+                log_probs=acted.log_probs,
+                values=acted.values,
+                policy_version=self._version,
+                params=acted.params,
+                family=self._agent().family,
+            )
+
+    def _collect(self, command: Collect) -> Fragment:
+        with self._envs() as shard:
+            if shard.autoreset_mode is AutoresetMode.DISABLED:
+                raise StateError(
+                    "a rollout resets environments by itself: autoreset_mode must not be DISABLED"
+                )
+            if not self._was_reset:
+                shard.reset()
+                self._was_reset = True
+            shard.reset_ended()
+            record = Recording(shard.obs_layout, shard.action_layout, command.num_steps, shard.num_envs)
+            try:
+                self._fill(record, shard, command.num_steps)
+            finally:
+                episodes = record.count_episodes(self._returns, self._lengths, self._setup.first_env)
+            adapter = self._agent()
+            return record.fragment(
+                adapter.values,
+                all_values=adapter.values_apart,
+                policy_version=self._version,
+                episodes=episodes,
+                family=adapter.family,
+            )
+
+    def _fill(self, record: Recording, shard: Shard, num_steps: int) -> None:
+        """The hot loop: one forward pass of the policy and one call of each environment per step."""
+        nest, unpack = shard.obs_layout.nest, shard.action_layout.unpack
+        obs = record.obs_at(0)
+        _copy(shard.obs, obs)
+        for t in range(num_steps):
+            if self.abandoned:
+                raise StateError("the rollout was abandoned")
+            try:
+                acted = self._decide(nest(obs), with_values=False)
+            except BaseException:
+                _copy(obs, shard.obs)
+                raise
+            record.keep(acted)
+            obs = shard.obs if t + 1 == num_steps else record.obs_at(t + 1)
+            shard.step_into(
+                unpack([self._clip(acted.actions)]),
+                obs,
+                record.rewards[t],
+                record.terminations[t],
+                record.truncations[t],
+                record.final_rows,
+                record.final_obs,
+            )
+            record.close_step()
+        _copy(shard.obs, record.obs_at(num_steps))
+
+    # --- helpers -------------------------------------------------------------------------------------------
+
+    def _decide(self, obs: Nested, *, with_values: bool) -> Acted:
+        """The policy's actions on a nested batch of observations of all rows."""
+        adapter = self._agent()
+        self._acts += 1
+        acted = adapter.act(
+            obs,
+            seed=self._noise_seed,
+            env_ids=self._env_ids,
+            steps=self._steps,
+            with_values=with_values,
+        )
+        self._steps += 1
+        return acted
+
+    def _clip(self, actions: Array) -> Array:
+        """What the environments see of the policy's actions."""
+        if self._bounds is None:
+            return actions
+        low, high = self._bounds
+        clipped: Array = np.minimum(np.maximum(actions, low), high)
+        return clipped
+
+    def _agent(self) -> AgentAdapter:
+        if self._adapter is None:
+            raise StateError("no agent has been set")
+        return self._adapter
+
+    @contextlib.contextmanager
+    def _envs(self) -> Iterator[Shard]:
+        """The shard; after an error that it does not know itself, all its rows need a reset."""
+        shard = self._shard
+        if shard is None:
+            raise StateError("the environments have not been built")
+        try:
+            yield shard
+        except (EnvError, AgentError, StateError):
+            raise
+        except BaseException:
+            shard.unready[:] = True
+            raise
+
+
+def _copy(source: Sequence[Array], target: Sequence[Array]) -> None:
+    for values, place in zip(source, target, strict=True):
+        place[...] = values
+
+
+def _unpickled(blob: bytes) -> Callable[[], Any]:
+    """Loads the callable only when called, so that what that raises is an error of the environment."""
+    return lambda: cloudpickle.loads(blob)()
+
+
+_HANDLERS: Final[dict[type, Callable[[Runner, Any], Reply]]] = {
+    Reset: Runner._reset,
+    Step: Runner._step,
+    SetAgent: Runner._set_agent,
+    LoadState: Runner._load_state,
+    Act: Runner._act,
+    Evaluate: Runner._evaluate,
+    Collect: Runner._collect,
+}

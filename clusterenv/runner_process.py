@@ -1,0 +1,134 @@
+"""A Runner in a process of its own: answers through a pipe, tells its progress, ends with the pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing.forkserver
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+import numpy as np
+
+from clusterenv.commands import Command, Failed, RunnerSetup
+from clusterenv.lifetime import end_with_parent
+from clusterenv.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A count that grows with every environment call and policy call of a command in work."""
+
+    progress: int
+
+
+def tick_interval_s(step_timeout_s: float) -> float:
+    """Seconds between two ticks: often enough to see that an environment hangs soon after its limit."""
+    return min(1.0, step_timeout_s / 4)
+
+
+def send(connection: Connection, value: object) -> None:
+    """`value` has been written to the pipe."""
+    connection.send_bytes(pickle.dumps(value, protocol=5))
+
+
+def receive(connection: Connection) -> object:
+    """The next value from the pipe; waits for it.
+
+    Raises:
+        EOFError: if the other end is closed.
+        OSError: if it broke.
+    """
+    message: object = pickle.loads(connection.recv_bytes())
+    return message
+
+
+def serve(connection: Connection, setup: RunnerSetup) -> None:
+    """Build the environments, then answer commands until the other end of the pipe closes."""
+    _live_no_longer_than_the_worker()
+    _settle_in(setup)
+    runner = Runner(setup, own_process=True)
+    line = _Line(connection, runner, tick_interval_s(setup.step_timeout_s))
+    with contextlib.suppress(EOFError, OSError), contextlib.closing(runner):
+        line.send(_build(runner))
+        while True:
+            line.answer(cast("Command", receive(connection)))
+
+
+def _live_no_longer_than_the_worker() -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to handle
+    # The forkserver, whose end ends this process, lives until nobody holds this descriptor. A runner that
+    # hangs would hold it for ever.
+    server: Any = multiprocessing.forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+        server._forkserver_address = None
+
+
+def _settle_in(setup: RunnerSetup) -> None:
+    """What an environment may expect of its process."""
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # a crash in native code leaves its traceback in the worker's log
+    if setup.cpus:
+        os.sched_setaffinity(0, setup.cpus)
+    sys.path[:] = dict.fromkeys([*setup.sys_path, *sys.path])
+    _seed_global_generators(setup)
+
+
+def _seed_global_generators(setup: RunnerSetup) -> None:
+    """Runners fork from one process: left alone, all of them would draw the same numbers."""
+    entropy = np.random.SeedSequence([setup.noise_seed, setup.first_env])
+    for_random, for_numpy, for_torch = entropy.generate_state(3).tolist()
+    random.seed(for_random)
+    np.random.seed(for_numpy)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(for_torch)
+
+
+def _build(runner: Runner) -> object:
+    try:
+        return runner.build()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker, which raises it
+        return Failed.of(error)
+
+
+class _Line:
+    """Answers and ticks on one pipe."""
+
+    def __init__(self, connection: Connection, runner: Runner, interval_s: float) -> None:
+        self._connection = connection
+        self._runner = runner
+        self._interval_s = interval_s
+        self._busy = False
+        self._sending = threading.Lock()
+        threading.Thread(target=self._tick, name="clusterenv-tick", daemon=True).start()
+
+    def answer(self, command: Command) -> None:
+        self._busy = True
+        reply = self._runner.handle(command)
+        self._busy = False
+        self.send(reply)
+
+    def send(self, value: object) -> None:
+        with self._sending:
+            send(self._connection, value)
+
+    def _tick(self) -> None:
+        """For as long as the process lives, and only while an answer is awaited, so that nothing piles up."""
+        pause = threading.Event()
+        try:
+            while True:
+                pause.wait(self._interval_s)
+                if self._busy:
+                    self.send(Tick(self._runner.progress))
+        except OSError:
+            self._runner.abandoned = True

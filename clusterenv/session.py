@@ -1,0 +1,317 @@
+"""One run from launch to close: workers started and connected, and all that was opened closed again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
+from clusterenv.errors import SetupTimeout, WorkerLost
+from clusterenv.head import Ended, Head, Peer
+from clusterenv.launchers import make_launcher
+from clusterenv.launchers.base import Launcher, WorkerCommand, WorkerState
+from clusterenv.layout import SpaceLayout
+from clusterenv.transport import Buffer, Connection, Envelope, RunKeys, Server
+from clusterenv.transport import messages as m
+from clusterenv.worker import Worker
+
+if TYPE_CHECKING:
+    from clusterenv.pool import Pool
+    from clusterenv.commands import RunnerSetup
+
+LauncherConfig = LocalConfig | SlurmConfig
+
+GOODBYE_S = 3.0
+"""Seconds that workers have to leave on their own when a run closes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSource:
+    """The environments of all workers: pickled callables, and which one builds each global environment."""
+
+    blobs: list[bytes]
+    blob_of: list[int]
+
+    def part(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
+        """The blobs that a slice of environments needs, and which one each uses."""
+        used = self.blob_of[first : first + count]
+        kept = sorted(set(used))
+        return [self.blobs[i] for i in kept], [kept.index(i) for i in used]
+
+
+def deal(num_envs: int, workers: int) -> list[int]:
+    """How many environments each worker gets: equal numbers, the first ones one more."""
+    each, more = divmod(num_envs, workers)
+    return [each + (rank < more) for rank in range(workers)]
+
+
+class Session(Protocol):
+    """A run that is up."""
+
+    head: Head
+
+    def close(self, *, keep_logs: bool) -> None:
+        """End the workers and remove what the run made; may be called twice, never raises."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes and refusals of a run, for `stats`."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    refused_messages: int = 0
+
+
+def open_session(
+    config: EnvConfig,
+    launcher: LauncherConfig,
+    source: EnvSource,
+    counts: Sequence[int],
+    layouts: tuple[SpaceLayout, SpaceLayout],
+) -> LocalSession | SerialSession:
+    """Start the workers and return once all have built their environments; nothing is left after an error."""
+    noise_seed = secrets.randbits(62) if config.seed is None else int(config.seed) % (1 << 62)
+    runners = _runners(launcher, counts)
+    welcomes = _welcomes(config, source, counts, noise_seed, runners)
+    head = Head(welcomes, config, (layouts[0].digest, layouts[1].digest))
+    if isinstance(launcher, LocalConfig) and launcher.serial:
+        return SerialSession(head)
+    return LocalSession(head, config, launcher)
+
+
+def _runners(launcher: LauncherConfig, counts: Sequence[int]) -> int:
+    """Runners of one worker: one for each of its cores."""
+    if launcher.cpus_per_node is not None:
+        return launcher.cpus_per_node
+    return max(1, len(os.sched_getaffinity(0)) // len(counts))
+
+
+def _welcomes(
+    config: EnvConfig, source: EnvSource, counts: Sequence[int], noise_seed: int, runners: int
+) -> list[tuple[m.Welcome, list[bytes]]]:
+    welcomes = []
+    first = 0
+    for rank, count in enumerate(counts):
+        blobs, blob_of = source.part(first, count)
+        welcome = m.Welcome(
+            rank=rank,
+            num_workers=len(counts),
+            first_env=first,
+            num_envs=count,
+            env_blob_of=blob_of,
+            noise_seed=noise_seed,
+            autoreset_mode=config.autoreset_mode.value,
+            sys_path=search_path(),
+            runners=min(runners, count),
+            kl_threshold=float(config.kl_threshold),
+            max_lag=config.max_lag,
+            max_age_s=float(config.max_age_s),
+            min_interval=config.min_interval,
+            sync=config.sync,
+            n_ref=config.n_ref,
+            lease_s=float(config.lease_s),
+            head_grace_s=float(config.worker_grace_s),
+            setup_timeout_s=float(config.setup_timeout_s),
+            step_timeout_s=float(config.step_timeout_s),
+        )
+        welcomes.append((welcome, blobs))
+        first += count
+    return welcomes
+
+
+def search_path() -> list[str]:
+    """The folders in which this process finds modules, the script's first, as absolute paths."""
+    return list(dict.fromkeys(str(Path(entry or ".").absolute()) for entry in sys.path))
+
+
+class SerialSession:
+    """Worker and environments inside this process, driven message by message, for a debugger."""
+
+    def __init__(self, head: Head) -> None:
+        """Build the environments here."""
+        from clusterenv.pool import InlinePool
+
+        def pool(setup: RunnerSetup, _: int) -> Pool:
+            return InlinePool(setup)
+
+        self.head = head
+        self.traffic = Traffic()
+        self._worker = Worker(self._to_head, pool)
+        head.attach(self, None)
+        try:
+            self._to_head(_serial_hello(), (), 0)
+            head.wait_ready()
+        except BaseException:
+            self.close(keep_logs=False)
+            raise
+
+    def send(
+        self, peer: bytes, message: m.Message, frames: Sequence[Any], *, incarnation: int, sequence: int
+    ) -> int:
+        """Give the message to the worker, which carries it out before this returns."""
+        size = sum(memoryview(frame).nbytes for frame in frames)
+        self.traffic.bytes_sent += size
+        self._worker.on_message(sequence, message, [_copy(frame) for frame in frames])
+        return size
+
+    def _to_head(self, message: m.Message, frames: Sequence[Any], sequence: int) -> None:
+        copies = [_copy(frame) for frame in frames]
+        size = sum(frame.nbytes for frame in copies)
+        self.traffic.bytes_received += size
+        self.head.on_message(
+            Envelope(
+                peer=b"serial",
+                incarnation=0,
+                sequence=sequence,
+                message=message,
+                frames=copies,
+                nbytes=size,
+            )
+        )
+
+    def threads(self) -> dict[str, int]:
+        """Runners of each worker, and threads of their numeric libraries."""
+        return {"runners": 1, "runner_threads": 0}
+
+    def close(self, *, keep_logs: bool) -> None:
+        """Close the environments."""
+        self._worker.close(timeout_s=GOODBYE_S)
+
+
+def _copy(frame: Buffer) -> memoryview:
+    """The bytes of a frame, apart from the array that the sender may write again."""
+    return memoryview(frame.tobytes() if isinstance(frame, np.ndarray) else bytes(frame))
+
+
+def _serial_hello() -> m.Hello:
+    from clusterenv.worker import hello
+
+    return hello(0)
+
+
+class LocalSession:
+    """Worker processes of this machine (or of a launcher), connected over sockets."""
+
+    def __init__(self, head: Head, config: EnvConfig, launcher: LauncherConfig) -> None:
+        """Open the server, start the workers and wait for them."""
+        self.head = head
+        self._config = config
+        self._server: Server | None = None
+        self._launcher: Launcher | None = None
+        self._closed = False
+        self._run_dir = Path(tempfile.mkdtemp(prefix="clusterenv-"))  # made 0700
+        try:
+            self._open(launcher)
+        except BaseException as error:
+            self.close(keep_logs=isinstance(error, WorkerLost | SetupTimeout))  # these name the logs
+            raise
+
+    def _open(self, launcher: LauncherConfig) -> None:
+        run_id = secrets.randbits(64)
+        keys = RunKeys.generate()
+        self._launcher = make_launcher(launcher, self._command, run_dir=self._run_dir)
+        self._server = Server(
+            keys=keys,
+            run_id=run_id,
+            on_message=self.head.on_message,
+            port_range=launcher.port_range,
+            loopback_only=isinstance(launcher, LocalConfig),
+            max_message_bytes=self._config.max_message_bytes,
+            heartbeat_s=min(5.0, float(self._config.lease_s) / 2),
+        )
+        self.head.attach(self._server, _LauncherProcesses(self._launcher))
+        Connection.for_worker(keys, run_id, self._server.endpoints).write(self._connection_path)
+        self._launcher.submit()
+        self.head.wait_ready()
+
+    @property
+    def _connection_path(self) -> Path:
+        return self._run_dir / "connection.json"
+
+    def _command(self, rank: int) -> WorkerCommand:
+        argv = [sys.executable, "-m", "clusterenv", "worker"]
+        return WorkerCommand(
+            argv=(*argv, "--connection", str(self._connection_path), "--rank", str(rank)), env={}
+        )
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes and refusals so far."""
+        server = self._server
+        assert server is not None
+        return Traffic(
+            bytes_sent=server.bytes_sent,
+            bytes_received=server.bytes_received,
+            refused_messages=server.refused_messages + self.head.refused_peers,
+        )
+
+    def close(self, *, keep_logs: bool) -> None:
+        """Say goodbye, then make sure; the logs stay if asked."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = time.monotonic() + GOODBYE_S
+        with contextlib.suppress(Exception):  # closing goes on whatever one part says
+            if self._server is not None:
+                self.head.say_goodbye("the head closed the run", GOODBYE_S)
+        if self._launcher is not None:
+            self._launcher.cancel(timeout_s=max(1.0, deadline - time.monotonic()))
+        if self._server is not None:
+            self._server.close(timeout_s=1.0)
+        self._connection_path.unlink(missing_ok=True)
+        if not keep_logs:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+class _LauncherProcesses:
+    """A launcher, as the head wants to see it."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+
+    def ended(self) -> Mapping[int, Ended]:
+        return {
+            status.rank: Ended(status.exit_code, status.signal, status.job_id)
+            for status in self._launcher.poll()
+            if status.state in (WorkerState.EXITED, WorkerState.FAILED)
+        }
+
+    def log_path(self, rank: int) -> Path | None:
+        return self._launcher.poll()[rank].log_path
+
+    def log_tail(self, rank: int) -> str:
+        return self._launcher.log_tail(rank)
+
+
+def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
+    """One entry of `stats()["workers"]`."""
+    policy = peer.policy
+    version = 0 if policy is None else policy.policy_version
+    return {
+        "rank": peer.rank,
+        "host": peer.host,
+        "pid": None if peer.hello is None else peer.hello.pid,
+        "state": peer.state,
+        "steps": peer.steps,
+        "steps_per_s": peer.rate,
+        "policy_version": version,
+        "policy_lag": max(0, published - version) if policy is not None else 0,
+        "kl": 0.0 if policy is None else policy.kl,
+        "sync_count": 0 if policy is None else policy.sync_count,
+        "syncs_by_reason": {} if policy is None else dict(policy.syncs_by_reason),
+        "checks": 0 if policy is None else policy.checks,
+        "restarts": 0,
+        "last_error": peer.last_error,
+    }

@@ -1,0 +1,116 @@
+"""At which addresses other hosts may reach this one, most likely first."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from clusterenv.errors import LaunchError
+
+LOOPBACK = "127.0.0.1"
+
+_VIRTUAL = ("br-", "cali", "cni", "docker", "flannel", "lxc", "podman", "veth", "virbr")
+"""Beginnings of the names of interfaces that lead to containers and virtual machines of this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One address of one network interface."""
+
+    name: str
+    address: str
+    up: bool = True
+
+    @property
+    def ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+        """The address, as a number."""
+        return ipaddress.ip_address(self.address)
+
+    def __str__(self) -> str:
+        """Name and address, for an error."""
+        return f"{self.name} {self.address}{'' if self.up else ' (down)'}"
+
+
+def candidate_addresses(selection: str | None = None) -> list[str]:
+    """Addresses to offer to workers on other hosts; never loopback.
+
+    Args:
+        selection: name of an interface ("ib0"), an address ("10.1.2.3") or a subnet ("10.1.0.0/16"); none:
+            all interfaces.
+
+    Raises:
+        LaunchError: if there is none; lists the interfaces.
+    """
+    return choose(read_interfaces(), selection, preferred=_default_route_address())
+
+
+def choose(interfaces: Sequence[Interface], selection: str | None, *, preferred: str | None) -> list[str]:
+    """The addresses of `interfaces` that fit `selection`, `preferred` first among equals."""
+    usable = [item for item in interfaces if item.up and not _is_local(item)]
+    chosen = [item for item in usable if selection is None or _fits(item, selection)]
+    if not chosen:
+        what = (
+            "no network interface of this host"
+            if selection is None
+            else f"no interface fits {selection!r} that"
+        )
+        listed = ", ".join(map(str, interfaces)) or "none"
+        raise LaunchError(f"{what} can be reached from other hosts; the interfaces are: {listed}")
+    chosen.sort(
+        key=lambda item: (
+            item.ip.is_link_local,
+            _is_virtual(item),
+            item.address != preferred,
+            item.ip.version,
+        )
+    )
+    return list(dict.fromkeys(item.address for item in chosen))
+
+
+def endpoint(address: str, port: int | str) -> str:
+    """The address as ZeroMQ writes it."""
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+def read_interfaces() -> list[Interface]:
+    """All IPv4 and IPv6 addresses of this host."""
+    states = psutil.net_if_stats()
+    return [
+        Interface(name, item.address.split("%")[0], name in states and states[name].isup)
+        for name, items in psutil.net_if_addrs().items()
+        for item in items
+        if item.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+
+
+def _fits(item: Interface, selection: str) -> bool:
+    if item.name == selection:
+        return True
+    try:
+        return item.ip in ipaddress.ip_network(selection, strict=False)
+    except ValueError:  # the name of an interface
+        return False
+
+
+def _is_local(item: Interface) -> bool:
+    """Whether other hosts cannot use the address: loopback, or IPv6 that needs the name of an interface."""
+    return item.ip.is_loopback or item.ip.is_unspecified or (item.ip.version == 6 and item.ip.is_link_local)
+
+
+def _is_virtual(item: Interface) -> bool:
+    return item.name.startswith(_VIRTUAL)
+
+
+def _default_route_address() -> str | None:
+    """The address from which this host would speak to the rest of the world; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("203.0.113.1", 9))  # an address of a network reserved for documentation
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+        return address

@@ -1,0 +1,160 @@
+"""Messages to bytes and back: a fixed header, a MessagePack body, raw frames; nothing is ever unpickled.
+
+One message is one ZeroMQ multipart message: header and body together, then the frames (`docs/protocol.md`).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterenv.errors import ProtocolError
+from clusterenv.transport.messages import KINDS, PROTOCOL_VERSION, Message
+
+Buffer = NDArray[Any] | memoryview | bytes
+
+MAGIC = b"CENV"
+HEADER = struct.Struct("<4sHHQIQ")
+"""Magic, protocol version, kind, run id, incarnation, sequence: 28 bytes."""
+
+FIRST_HEAD_KIND = 32
+"""Kinds below come from workers only, the others from the head only."""
+
+MAX_FRAMES = 1 << 14
+"""Frames of one message: a Welcome has one for each distinct environment of a worker."""
+
+ALIGNED_FROM_BYTES = 1 << 14
+"""Smaller frames may lie at any offset of libzmq's receive buffer (8 KiB); larger ones are aligned."""
+
+
+class Side(enum.Enum):
+    """Who sent a message."""
+
+    WORKER = "a worker"
+    HEAD = "the head"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One message that was received and checked."""
+
+    peer: bytes
+    """Routing id of the worker that sent it; empty when the head did."""
+    incarnation: int
+    sequence: int
+    message: Message
+    frames: list[memoryview]
+    """Bytes, aligned for any dtype, valid for as long as something refers to them."""
+    nbytes: int
+    """Size of header, body and frames."""
+
+
+_KIND_OF = {message_type: kind for kind, message_type in KINDS.items()}
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS = {kind: msgspec.msgpack.Decoder(message_type) for kind, message_type in KINDS.items()}
+
+
+def encode(
+    message: Message,
+    frames: Sequence[Buffer],
+    *,
+    run_id: int,
+    incarnation: int,
+    sequence: int,
+    max_message_bytes: int,
+) -> tuple[list[memoryview | bytes], int]:
+    """The parts of a message, and their size in bytes; large frames are views of the caller's memory.
+
+    Raises:
+        ProtocolError: if the message is larger than its receiver accepts.
+    """
+    kind = _KIND_OF[type(message)]
+    header = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, run_id, incarnation, sequence)
+    parts = [header + _ENCODER.encode(message), *map(_flat, frames)]
+    nbytes = sum(map(_size, parts))
+    _check_size(type(message).__name__, len(frames), nbytes, max_message_bytes)
+    return parts, nbytes
+
+
+def decode(
+    parts: Sequence[memoryview],
+    *,
+    sender: Side,
+    run_id: int,
+    max_message_bytes: int,
+    peer: bytes = b"",
+) -> Envelope:
+    """The message that `parts` hold, every claim in it checked.
+
+    Raises:
+        ProtocolError: naming what was seen, for anything that `sender` may not send in this run.
+    """
+    if not parts:
+        raise ProtocolError("a message without a header")
+    head, *frames = parts
+    kind, incarnation, sequence = _read_header(head, sender, run_id)
+    name = KINDS[kind].__name__
+    nbytes = sum(map(_size, parts))
+    _check_size(name, len(frames), nbytes, max_message_bytes)
+    try:
+        message = _DECODERS[kind].decode(head[HEADER.size :])
+    except (
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # ValueError: msgspec's, and UnicodeDecodeError
+        raise ProtocolError(f"body of {name} ({head.nbytes - HEADER.size} bytes): {error}") from error
+    return Envelope(peer, incarnation, sequence, message, [_aligned(frame) for frame in frames], nbytes)
+
+
+def _read_header(head: memoryview, sender: Side, run_id: int) -> tuple[int, int, int]:
+    """Kind, incarnation and sequence."""
+    if head.nbytes < HEADER.size:
+        raise ProtocolError(f"a header of {head.nbytes} bytes; expected {HEADER.size}")
+    magic, version, kind, run, incarnation, sequence = HEADER.unpack_from(head)
+    if magic != MAGIC:
+        raise ProtocolError(f"a header that begins with {magic!r}; expected {MAGIC!r}")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(
+            f"protocol version {version}; this side speaks version {PROTOCOL_VERSION}: "
+            "install the same version of clusterenv on head and workers"
+        )
+    if run != run_id:
+        raise ProtocolError(f"a message of run {run:016x}; this is run {run_id:016x}")
+    if kind not in KINDS:
+        raise ProtocolError(f"kind {kind}, which does not exist in protocol version {version}")
+    if (sender is Side.HEAD) != (kind >= FIRST_HEAD_KIND):
+        raise ProtocolError(f"kind {kind} ({KINDS[kind].__name__}), which {sender.value} may not send")
+    return kind, incarnation, sequence
+
+
+def _check_size(name: str, num_frames: int, nbytes: int, max_message_bytes: int) -> None:
+    if num_frames > MAX_FRAMES:
+        raise ProtocolError(f"{name} with {num_frames} frames; at most {MAX_FRAMES} are allowed")
+    if nbytes > max_message_bytes:
+        raise ProtocolError(f"{name} of {nbytes} bytes; max_message_bytes is {max_message_bytes}")
+
+
+def _flat(frame: Buffer) -> memoryview | bytes:
+    """The bytes of a frame in C order, without a copy where they lie so."""
+    if isinstance(frame, np.ndarray):
+        return np.ascontiguousarray(frame).reshape(-1).view(np.uint8).data
+    if isinstance(frame, memoryview):
+        return frame.cast("B") if frame.c_contiguous and frame.nbytes else frame.tobytes()
+    return frame
+
+
+def _size(part: memoryview | bytes) -> int:
+    return part.nbytes if isinstance(part, memoryview) else len(part)
+
+
+def _aligned(frame: memoryview) -> memoryview:
+    """The frame itself, or a writable copy of one that may lie at an odd address."""
+    return frame if frame.nbytes >= ALIGNED_FROM_BYTES else memoryview(bytearray(frame))

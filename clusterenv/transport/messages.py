@@ -1,0 +1,257 @@
+"""The kinds of message and their fields; `docs/protocol.md` is the authority, golden bytes tie both."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL_VERSION = 1
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
+Text = Annotated[str, Meta(max_length=1 << 20)]
+Word = Annotated[str, Meta(max_length=1024)]
+Blocks = Annotated[list[bytes], Meta(max_length=1 << 16)]
+Counts = Annotated[list[Count], Meta(max_length=1 << 20)]
+Few = Meta(max_length=256)
+PerEnv = Meta(max_length=1 << 20)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Root of all messages; arrays and blobs follow as raw frames."""
+
+
+# --- worker to head -------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of a worker: who and where it is."""
+
+    rank: Count
+    host: Word
+    pid: Count
+    python: Word
+    executable: Word
+    versions: Annotated[dict[Word, Word], Few]
+    cpus: Count
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The worker's environments are built; digests of the layouts of one environment's spaces."""
+
+    obs_digest: Word
+    action_digest: Word
+    pids: Counts
+    threads: Count
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """The worker lives; env steps taken so far, and the sequence number of the command in work (0: none)."""
+
+    steps: Count
+    working_on: Count
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """The command with this message's sequence number was carried out and has no other answer."""
+
+
+class ResetReply(Message, frozen=True, kw_only=True):
+    """Answer to ResetCommand. Frames: ResetBatch.frames()."""
+
+    infos: Blocks
+
+
+class StepReply(Message, frozen=True, kw_only=True):
+    """Answer to StepCommand. Frames: StepBatch.frames()."""
+
+    num_final: Count
+    infos: Blocks
+    final_infos: Blocks
+
+
+class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker tells of its policy with each batch that it acted in."""
+
+    policy_version: Count
+    kl: float
+    sync_count: Count
+    syncs_by_reason: Annotated[dict[Word, Count], Few]
+    checks: Count
+
+
+class ActReply(Message, frozen=True, kw_only=True):
+    """Answer to ActCommand. Frames: ActBatch.frames()."""
+
+    policy: PolicyInfo
+    num_final: Count
+    infos: Blocks
+    final_infos: Blocks
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+    """One episode that ended in a fragment."""
+
+    env_id: Count
+    episode_return: float
+    length: Count
+
+
+class FragmentReply(Message, frozen=True, kw_only=True):
+    """Answer to RolloutCommand. Frames: Fragment.frames()."""
+
+    policy: PolicyInfo
+    fragment: Count
+    num_steps: Count
+    num_final: Count
+    episodes: Annotated[list[Episode], Meta(max_length=1 << 22)]
+    family: Word | None
+    family_sizes: Counts
+
+
+class PullRequest(Message, frozen=True, kw_only=True):
+    """The worker asks for the newest weights, with the reason."""
+
+    have_version: Count
+    reason: Word
+
+
+class Failure(Message, frozen=True, kw_only=True):
+    """A command failed on the worker: an environment or the agent raised, a runner was lost or hung."""
+
+    kind: Word
+    message: Text
+    traceback: Text = ""
+    env_index: int | None = None
+    action: Text | None = None
+    exit_code: int | None = None
+
+
+class Goodbye(Message, frozen=True, kw_only=True):
+    """The worker leaves of its own will."""
+
+    reason: Text
+
+
+# --- head to worker -------------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """All that a worker needs to know. Frames: the cloudpickled callables that `env_blob_of` numbers."""
+
+    rank: Count
+    num_workers: Count
+    first_env: Count
+    num_envs: Count
+    env_blob_of: Counts
+    noise_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    autoreset_mode: Word
+    sys_path: Annotated[list[Text], Meta(max_length=1 << 12)]
+    runners: Count
+    kl_threshold: float
+    max_lag: Count
+    max_age_s: float
+    min_interval: Count
+    sync: Word
+    n_ref: Count
+    lease_s: float
+    head_grace_s: float
+    setup_timeout_s: float
+    step_timeout_s: float
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The peer is not wanted here, with the reason; it ends."""
+
+    reason: Text
+
+
+class HeartbeatAck(Message, frozen=True, kw_only=True):
+    """The head lives."""
+
+
+class ResetCommand(Message, frozen=True, kw_only=True):
+    """Reset the rows of the mask (all if it is none). Frames: the cloudpickled options, if `has_options`.
+
+    A `noise_seed` keys the policy's noise anew and sets its step counters to 0.
+    """
+
+    noise_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None
+    seeds: Annotated[list[Annotated[int, Meta(ge=0)] | None], PerEnv]
+    mask: Annotated[list[bool], PerEnv] | None
+    has_options: bool
+
+
+class StepCommand(Message, frozen=True, kw_only=True):
+    """Step with the head's actions. Frames: action leaves [n, ...]."""
+
+
+class AgentMessage(Message, frozen=True, kw_only=True):
+    """A new agent without its weights, and its number. Frames: the cloudpickled agent."""
+
+    agent: Count
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Version v of the learner's policy on the states of one sample; a frame holds θ_v [rows, P] float32."""
+
+    sample: Count
+    rows: Count
+    family: Word
+    family_sizes: Counts
+
+
+class ActCommand(Message, frozen=True, kw_only=True):
+    """Act once; `version` is the newest. Frames: θ_v if `reference`, then the weights if `has_weights`."""
+
+    version: Count
+    reference: Reference | None
+    has_weights: bool
+
+
+class RolloutCommand(Message, frozen=True, kw_only=True):
+    """Act `num_steps` times. Frames as for ActCommand."""
+
+    version: Count
+    num_steps: Count
+    reference: Reference | None
+    has_weights: bool
+
+
+class WeightsReply(Message, frozen=True, kw_only=True):
+    """The newest snapshot. Frames: safetensors bytes."""
+
+    version: Count
+
+
+class CloseCommand(Message, frozen=True, kw_only=True):
+    """End in good order."""
+
+    reason: Text
+
+
+KINDS: dict[int, type[Message]] = {
+    1: Hello,
+    2: Ready,
+    3: Heartbeat,
+    4: Ack,
+    5: ResetReply,
+    6: StepReply,
+    7: ActReply,
+    8: FragmentReply,
+    9: PullRequest,
+    10: Failure,
+    11: Goodbye,
+    32: Welcome,
+    33: Refused,
+    34: HeartbeatAck,
+    35: ResetCommand,
+    36: StepCommand,
+    37: AgentMessage,
+    38: ActCommand,
+    39: RolloutCommand,
+    40: WeightsReply,
+    41: CloseCommand,
+}
+"""Number on the wire of each kind: up to 31 from workers, from 32 on from the head."""

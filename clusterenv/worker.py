@@ -1,0 +1,533 @@
+"""The one process of a node: takes commands, keeps the policy fresh, and never runs user code itself.
+
+`Worker` is a state machine without a loop or a socket of its own, so that serial mode can drive it directly.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clusterenv import native
+from clusterenv.batches import ActBatch, Buffer, Fragment, FrameReader, ResetBatch, StepBatch
+from clusterenv.config import SyncConfig
+from clusterenv.distributions import Family, Kind
+from clusterenv.errors import ClusterEnvError, DeadlineError, EnvError, RunnerLost
+from clusterenv.layout import SpaceLayout
+from clusterenv.policy_sync import (
+    Decision,
+    ReferenceSamples,
+    SyncReason,
+    decide,
+    mean_divergence,
+    sample_size,
+)
+from clusterenv.commands import (
+    Act,
+    Collect,
+    Command,
+    Done,
+    Evaluate,
+    EvaluateBatch,
+    Failed,
+    LoadState,
+    Reset,
+    RunnerSetup,
+    SetAgent,
+    Step,
+)
+from clusterenv.transport import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clusterenv.pool import Pool
+    from clusterenv.transport.client import Client
+
+Frames = Sequence[Any]
+Send = Callable[[m.Message, Frames, int], None]
+MakePool = Callable[[RunnerSetup, int], "Pool"]
+Starting = Callable[[], AbstractContextManager[None]]
+
+PACKAGES = ("clusterenv-rl", "gymnasium", "numpy", "torch", "pyzmq")
+
+
+@dataclass(slots=True)
+class Acting:
+    """The policy that this worker acts with, and how it came by it."""
+
+    version: int | None = None
+    synced_at: float = 0.0
+    kl: float = 0.0
+    checks: int = 0
+    syncs_by_reason: dict[str, int] = field(default_factory=dict)
+
+    def info(self) -> m.PolicyInfo:
+        """What travels with each batch."""
+        return m.PolicyInfo(
+            policy_version=self.version or 0,
+            kl=self.kl,
+            sync_count=sum(self.syncs_by_reason.values()),
+            syncs_by_reason=dict(self.syncs_by_reason),
+            checks=self.checks,
+        )
+
+
+class Worker:
+    """Carries out one command after the other over a pool, each answered under its sequence number."""
+
+    def __init__(self, send: Send, make_pool: MakePool, starting: Starting = nullcontext) -> None:
+        """Wait for a Welcome; `send(message, frames, sequence)` reaches the head.
+
+        Environments are built inside `starting()`, which may keep the connection alive meanwhile.
+        """
+        self._send = send
+        self._make_pool = make_pool
+        self._starting = starting
+        self._acting = Acting()
+        self._commands: deque[tuple[int, m.Message, list[Any]]] = deque()
+        self._then: Callable[[Any], None] | None = None
+        self._awaited_weights: Callable[[m.WeightsReply, list[Any]], None] | None = None
+        self._sequence = 0
+        self._fragment = 0
+        self._samples = ReferenceSamples()
+        self._action_layout: SpaceLayout | None = None
+        self.steps = 0
+        self.pool: Pool | None = None
+        self.welcome: m.Welcome | None = None
+        self.closing: str | None = None
+        self.exit_code = 0
+
+    # --- what drives it ---------------------------------------------------------------------------------
+
+    def on_message(self, sequence: int, message: m.Message, frames: list[Any]) -> None:
+        """Take a message from the head."""
+        if isinstance(message, m.Welcome):
+            self._start(message, frames)
+        elif isinstance(message, m.Refused):
+            self._end(f"the head refused this worker: {message.reason}", exit_code=2)
+        elif isinstance(message, m.CloseCommand):
+            self._send(m.Goodbye(reason=message.reason), (), sequence)
+            self._end(message.reason)
+        elif isinstance(message, m.WeightsReply):
+            if self._awaited_weights is not None:
+                proceed, self._awaited_weights = self._awaited_weights, None
+                proceed(message, frames)
+        elif not isinstance(message, m.HeartbeatAck):
+            self._commands.append((sequence, message, frames))
+            self._next_command()
+
+    def on_pool(self) -> None:
+        """Take what the pool has finished, if it has."""
+        while self.pool is not None and self._then is not None:
+            reply = self.pool.poll()
+            if reply is None:
+                return
+            proceed, self._then = self._then, None
+            if isinstance(reply, Failed):
+                self._fail(reply)
+            else:
+                proceed(reply)
+
+    def check(self, now: float) -> None:
+        """End in good order when a runner is lost or an environment hangs."""
+        if self.pool is None or self.closing is not None:
+            return
+        try:
+            self.pool.check(now)
+        except (RunnerLost, DeadlineError) as error:
+            kind = "timeout" if isinstance(error, DeadlineError) else "runner_lost"
+            code = error.exit_code if isinstance(error, RunnerLost) else None
+            self._send(m.Failure(kind=kind, message=str(error), exit_code=code), (), self._sequence)
+            self._end(str(error), exit_code=1)
+
+    def heartbeat(self) -> m.Heartbeat:
+        """The sign of life that is due now and then."""
+        return m.Heartbeat(steps=self.steps, working_on=self._sequence)
+
+    def close(self, timeout_s: float) -> None:
+        """End all runners; nothing is left running."""
+        if self.pool is not None:
+            self.pool.close(timeout_s)
+
+    # --- commands ---------------------------------------------------------------------------------------
+
+    def _start(self, welcome: m.Welcome, frames: list[Any]) -> None:
+        self.welcome = welcome
+        setup = RunnerSetup(
+            first_env=welcome.first_env,
+            num_envs=welcome.num_envs,
+            env_blobs=[bytes(frame) for frame in frames],
+            env_blob_of=list(welcome.env_blob_of),
+            noise_seed=welcome.noise_seed,
+            autoreset_mode=welcome.autoreset_mode,
+            sys_path=list(welcome.sys_path),
+            step_timeout_s=welcome.step_timeout_s,
+            cpus=None,
+        )
+        self.pool = self._make_pool(setup, welcome.runners)
+        try:
+            with self._starting():
+                ready = self.pool.start(welcome.setup_timeout_s)
+        except EnvError as error:
+            self._refuse_setup("env", error, error.env_index, error.remote_traceback)
+        except ClusterEnvError as error:
+            self._refuse_setup("setup", error, None, "")
+        else:
+            self._action_layout = ready.action_layout
+            self._send(
+                m.Ready(
+                    obs_digest=ready.obs_digest,
+                    action_digest=ready.action_digest,
+                    pids=self.pool.pids(),
+                    threads=int(os.environ.get("OMP_NUM_THREADS", "0") or 0),
+                ),
+                (),
+                0,
+            )
+
+    def _refuse_setup(self, kind: str, error: ClusterEnvError, env: int | None, remote: str) -> None:
+        text = str(error).removesuffix(remote.rstrip()).rstrip() if remote else str(error)
+        self._send(m.Failure(kind=kind, message=text, traceback=remote, env_index=env), (), 0)
+        self._end(text, exit_code=1)
+
+    def _next_command(self) -> None:
+        """Begin the oldest waiting command, when none is in work."""
+        if self._sequence or not self._commands or self.pool is None:
+            return
+        self._sequence, message, frames = self._commands.popleft()
+        if isinstance(message, m.ResetCommand):
+            self._reset(message, frames)
+        elif isinstance(message, m.StepCommand):
+            self._run(Step(actions=self._action_leaves(frames)), self._stepped)
+        elif isinstance(message, m.AgentMessage):
+            self._acting.version = None
+            self._samples.clear()
+            self._run(SetAgent(blob=bytes(frames[0])), self._done)
+        elif isinstance(message, m.ActCommand):
+            self._freshen(message, frames, lambda: self._run(Act(), self._acted))
+        elif isinstance(message, m.RolloutCommand):
+            steps = message.num_steps
+            self._freshen(message, frames, lambda: self._run(Collect(num_steps=steps), self._collected))
+
+    def _reset(self, message: m.ResetCommand, frames: list[Any]) -> None:
+        command = Reset(
+            seeds=list(message.seeds),
+            options=bytes(frames[0]) if message.has_options else None,
+            mask=None if message.mask is None else np.array(message.mask, dtype=np.bool_),
+            noise_seed=message.noise_seed,
+        )
+        self._run(command, self._was_reset)
+
+    def _action_leaves(self, frames: list[Any]) -> list[Any]:
+        assert self._action_layout is not None
+        assert self.pool is not None
+        reader = FrameReader(frames)
+        return reader.done(reader.leaves(self._action_layout, self.pool.num_envs))
+
+    def _run(self, command: Command, then: Callable[[Any], None]) -> None:
+        assert self.pool is not None
+        self._then = then
+        self.pool.submit(command)
+        self.on_pool()
+
+    # --- answers ----------------------------------------------------------------------------------------
+
+    def _answer(self, message: m.Message, frames: Frames = ()) -> None:
+        sequence, self._sequence = self._sequence, 0
+        self._send(message, frames, sequence)
+        self._next_command()
+
+    def _fail(self, failed: Failed) -> None:
+        self._answer(
+            m.Failure(
+                kind=failed.kind,
+                message=failed.message,
+                traceback=failed.traceback,
+                env_index=failed.env_index,
+                action=failed.action,
+            )
+        )
+
+    def _done(self, _: Done) -> None:
+        self._answer(m.Ack())
+
+    def _was_reset(self, batch: ResetBatch) -> None:
+        self._answer(m.ResetReply(infos=batch.infos), batch.frames())
+
+    def _stepped(self, batch: StepBatch) -> None:
+        self.steps += len(batch.rewards)
+        reply = m.StepReply(
+            num_final=len(batch.final_index), infos=batch.infos, final_infos=batch.final_infos
+        )
+        self._answer(reply, batch.frames())
+
+    def _acted(self, batch: ActBatch) -> None:
+        self.steps += len(batch.log_probs)
+        reply = m.ActReply(
+            policy=self._acting.info(),
+            num_final=len(batch.step.final_index),
+            infos=batch.step.infos,
+            final_infos=batch.step.final_infos,
+        )
+        self._answer(reply, batch.frames())
+
+    def _collected(self, fragment: Fragment) -> None:
+        assert self.welcome is not None
+        self.steps += fragment.rewards.size
+        self._fragment += 1
+        if fragment.params is not None and fragment.family is not None:
+            rows = native.sample_rows(
+                fragment.valid.reshape(-1),
+                sample_size(self.welcome.n_ref, self.welcome.num_workers),
+                seed=self.welcome.noise_seed,
+                rank=self.welcome.rank,
+                fragment=self._fragment,
+            )
+            theta = fragment.params.reshape(-1, fragment.family.num_params)[rows]
+            self._samples.put(self._fragment, fragment.policy_version, fragment.family, theta)
+        family = fragment.family
+        reply = m.FragmentReply(
+            policy=self._acting.info(),
+            fragment=self._fragment,
+            num_steps=fragment.num_steps,
+            num_final=len(fragment.final_index),
+            episodes=[
+                m.Episode(env_id=e.env_id, episode_return=e.episode_return, length=e.length)
+                for e in fragment.episodes
+            ],
+            family=None if family is None else family.kind.value,
+            family_sizes=[] if family is None else list(family.sizes),
+        )
+        self._answer(reply, fragment.frames())
+
+    # --- AAPS -------------------------------------------------------------------------------------------
+
+    def _freshen(
+        self, message: m.ActCommand | m.RolloutCommand, frames: list[Any], act: Callable[[], None]
+    ) -> None:
+        """Pull weights if the rule asks for it, then `act`."""
+        if message.has_weights:
+            self._load(message.version, frames[-1], SyncReason.BROADCAST, act)
+            return
+        reference = message.reference
+        if reference is None or self._acting.version == message.version:
+            self._settle(message.version, None, act)
+        elif isinstance(message, m.RolloutCommand):
+            theta = self._samples.get(reference.sample, self._acting.version, _family(reference))
+            self._compare(message.version, reference, theta, frames[0], act)
+        else:
+            self._run(
+                Evaluate(),
+                lambda batch: self._compare(
+                    message.version, reference, self._current(batch, reference), frames[0], act
+                ),
+            )
+
+    def _current(self, batch: EvaluateBatch, reference: m.Reference) -> np.ndarray[Any, Any] | None:
+        """θ_u on the sampled rows of the current observations; None when it cannot be compared."""
+        assert self.welcome is not None
+        if batch.params is None or batch.family != _family(reference):
+            return None
+        rows = native.sample_rows(
+            np.ones(len(batch.params), dtype=np.bool_),
+            sample_size(self.welcome.n_ref, self.welcome.num_workers),
+            seed=self.welcome.noise_seed,
+            rank=self.welcome.rank,
+            fragment=reference.sample,
+        )
+        theta: np.ndarray[Any, Any] = batch.params[rows]
+        return theta
+
+    def _compare(
+        self,
+        version: int,
+        reference: m.Reference,
+        theta_u: np.ndarray[Any, Any] | None,
+        frame: Buffer,
+        act: Callable[[], None],
+    ) -> None:
+        family = _family(reference)
+        divergence = None
+        if theta_u is not None and len(theta_u) == reference.rows:
+            shape = (reference.rows, family.num_params)
+            theta_v = np.frombuffer(frame, dtype=np.float32).reshape(shape)
+            divergence = mean_divergence(family, theta_u, theta_v)
+            self._acting.checks += 1
+            self._acting.kl = divergence
+        self._settle(version, divergence, act)
+
+    def _settle(self, version: int, divergence: float | None, act: Callable[[], None]) -> None:
+        decision = self._decide(version, divergence)
+        if not decision.pull or decision.reason is None:
+            act()
+            return
+        reason = decision.reason
+        self._awaited_weights = lambda reply, frames: self._load(reply.version, frames[0], reason, act)
+        self._send(m.PullRequest(have_version=self._acting.version or 0, reason=reason.value), (), 0)
+
+    def _decide(self, version: int, divergence: float | None) -> Decision:
+        welcome = self.welcome
+        assert welcome is not None
+        return decide(
+            SyncConfig(
+                kl_threshold=welcome.kl_threshold,
+                max_lag=welcome.max_lag,
+                max_age_s=welcome.max_age_s,
+                min_interval=welcome.min_interval,
+                sync=welcome.sync,
+                n_ref=welcome.n_ref,
+            ),
+            acting_version=self._acting.version,
+            published_version=version,
+            divergence=divergence,
+            age_s=time.monotonic() - self._acting.synced_at,
+        )
+
+    def _load(self, version: int, payload: Buffer, reason: SyncReason, act: Callable[[], None]) -> None:
+        def loaded(_: Done) -> None:
+            acting = self._acting
+            acting.version = version
+            acting.synced_at = time.monotonic()
+            acting.syncs_by_reason[reason.value] = acting.syncs_by_reason.get(reason.value, 0) + 1
+            act()
+
+        self._run(LoadState(version=version, state=bytes(payload)), loaded)
+
+    def _end(self, reason: str, exit_code: int = 0) -> None:
+        self.closing = reason
+        self.exit_code = exit_code
+
+
+def _family(reference: m.Reference) -> Family:
+    return Family(Kind(reference.family), tuple(reference.family_sizes))
+
+
+def hello(rank: int) -> m.Hello:
+    """Who this process is."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "missing"
+    return m.Hello(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        python=platform.python_version(),
+        executable=sys.executable,
+        versions=versions,
+        cpus=len(os.sched_getaffinity(0)),
+    )
+
+
+def main(connection: Path, rank: int, incarnation: int = 0, connect_timeout_s: float = 60.0) -> int:
+    """Serve the head named by the connection file until it says close or falls silent; the exit code."""
+    from clusterenv.pool import ProcessPool
+    from clusterenv.transport.client import Client
+    from clusterenv.transport.curve import Connection
+
+    client = Client(Connection.read(connection), incarnation=incarnation)
+    try:
+        client.connect(connect_timeout_s)
+        service = _Service(client, rank)
+        worker = Worker(service.send, ProcessPool, service.beating)
+        return service.serve(worker)
+    finally:
+        client.close(linger_s=1.0)
+
+
+class _Service:
+    """The loop around a Worker: socket, heartbeats, and the head's silence."""
+
+    def __init__(self, client: Client, rank: int) -> None:
+        self._client = client
+        self._rank = rank
+        self._lease_s = 10.0
+        self._grace_s = 60.0  # until the Welcome says otherwise
+        self._heard_at = time.monotonic()
+        self._beat_at = 0.0
+        self._worker: Worker | None = None
+        self._queued: list[Any] = []
+
+    def send(self, message: m.Message, frames: Frames, sequence: int) -> None:
+        self._client.send(message, frames, sequence=sequence)
+
+    def serve(self, worker: Worker) -> int:
+        self._worker = worker
+        self.send(hello(self._rank), (), 0)
+        try:
+            while worker.closing is None:
+                fds = worker.pool.fds() if worker.pool is not None else []
+                self._turn(fds)
+                worker.on_pool()
+                worker.check(time.monotonic())
+                if self._silent():
+                    worker.closing = "the head is silent"
+        finally:
+            worker.close(timeout_s=5.0)
+        return worker.exit_code
+
+    def _turn(self, fds: list[int]) -> None:
+        """Wait a little for news from the head or the pool; then give the worker what came."""
+        assert self._worker is not None
+        envelopes, _ = self._client.receive(self._interval_s(), fds)
+        envelopes = [*self._queued, *envelopes]
+        self._queued = []
+        for envelope in envelopes:
+            self._heard_at = time.monotonic()
+            if isinstance(envelope.message, m.Welcome):
+                self._lease_s = envelope.message.lease_s
+                self._grace_s = envelope.message.head_grace_s
+            self._worker.on_message(envelope.sequence, envelope.message, envelope.frames)
+        self._beat()
+
+    def _interval_s(self) -> float:
+        return min(1.0, self._lease_s / 5)
+
+    def _beat(self) -> None:
+        assert self._worker is not None
+        now = time.monotonic()
+        if now - self._beat_at >= self._interval_s():
+            self._beat_at = now
+            self.send(self._worker.heartbeat(), (), 0)
+
+    def _silent(self) -> bool:
+        return time.monotonic() - self._heard_at > self._grace_s
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """A thread owns the socket while the main thread, whose end would end the runners, builds them."""
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.is_set():
+                envelopes, _ = self._client.receive(0.2, [])
+                if envelopes:
+                    self._heard_at = time.monotonic()
+                    self._queued += envelopes
+                self._beat()
+                if self._silent():
+                    os._exit(1)  # the forkserver and runners end with this process
+
+        thread = threading.Thread(target=beat, name="clusterenv-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()

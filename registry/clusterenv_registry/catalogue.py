@@ -1,0 +1,216 @@
+"""Every environment that has a name: look-up in one order, collisions, suggestions.
+
+The order is: what this process registered, what the user stored, what plugins offer, Gymnasium's ids.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterenv_registry import store
+from clusterenv_registry.entry import (
+    GYMNASIUM,
+    Broken,
+    CallableSource,
+    Entry,
+    FileSource,
+    Source,
+    SpecSource,
+    check_name,
+    source_of,
+)
+from clusterenv_registry.errors import RegistrationError, SourceError, StoreError, UnknownEnvironment
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from gymnasium.envs.registration import EnvSpec
+
+_registered: dict[str, Entry] = {}
+
+_SHOWN_SUGGESTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All that can be asked for by name, in the order of look-up, and what is broken."""
+
+    entries: tuple[Entry, ...]
+    broken: tuple[Broken, ...]
+
+
+def register(
+    name: str, factory: Callable[..., gym.Env[Any, Any]] | EnvSpec | str, *, replace: bool = False
+) -> None:
+    """`name` stands for `factory` in this process and on the workers it starts.
+
+    Registering the same again changes nothing, and a class or function that was defined anew under its own
+    name (a notebook's cell run twice) takes the place of the older one.
+
+    Args:
+        name: What `type` or `env_name` will say.
+        factory: A class or function called with `env_kwargs`, a Gymnasium EnvSpec, or "module:Class".
+        replace: Whether `name` may stand for something else so far.
+
+    Raises:
+        RegistrationError: if `name` or `factory` is unfit, or `name` stands for something else.
+    """
+    entry = Entry(check_name(name), source_of(factory), "this process")
+    known = _registered.get(name)
+    if known is not None and not replace and not _same(known.source, entry.source):
+        raise RegistrationError(
+            f"{name!r} already stands for {known.source}, not {entry.source}; replace=True changes that"
+        )
+    _registered[name] = entry
+
+
+def resolve(
+    type_: str,
+    env_name: str | None,
+    env_kwargs: Mapping[str, Any],
+    wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]],
+) -> Callable[[], gym.Env[Any, Any]]:
+    """A constructor of the environment, which pickles and works on a worker that knows nothing of it.
+
+    Args:
+        type_: "gymnasium", or the name of an environment.
+        env_name: With "gymnasium", the name of the environment; else None.
+        env_kwargs: Keyword arguments for the environment's constructor.
+        wrappers: Wrappers around it, innermost first.
+
+    Raises:
+        UnknownEnvironment: if no source offers the name, or the two arguments do not fit together.
+        RegistryError: if the environment is known and cannot be made, as far as that shows here.
+    """
+    from clusterenv_registry.loading import EnvFactory, require_extra
+
+    entry = find(_wanted(type_, env_name))
+    if isinstance(entry.source, SpecSource):
+        require_extra(entry.source.spec)
+    if isinstance(entry.source, FileSource) and not Path(entry.source.path).is_file():
+        raise SourceError(f"{entry.name!r} is registered as {entry.source}, and that file is gone")
+    return EnvFactory(entry.name, entry.source, dict(env_kwargs), tuple(wrappers))
+
+
+def find(name: str) -> Entry:
+    """The first entry called `name` in the order of look-up.
+
+    Raises:
+        UnknownEnvironment: if there is none.
+        RegistryError: if the entry that comes first is damaged, or two plugins offer it.
+    """
+    from clusterenv_registry import plugins
+
+    if name in _registered:
+        return _registered[name]
+    stored, installed = store.read(), plugins.installed()
+    for broken in stored.broken:
+        if broken.name == name:
+            raise StoreError(f"{name!r} in {broken.owner}: {broken.problem}")
+    if name in stored.entries:
+        return stored.entries[name]
+    offers = [entry for entry in installed.entries if entry.name == name]
+    if len(offers) > 1:
+        owners = " and ".join(entry.owner for entry in offers)
+        raise RegistrationError(
+            f"{name!r} is offered by {owners}; uninstall one, or register the name yourself"
+        )
+    return offers[0] if offers else _gymnasium_entry(name)
+
+
+def contents() -> Catalogue:
+    """The whole catalogue, Gymnasium's ids included."""
+    import gymnasium
+
+    from clusterenv_registry import plugins
+
+    stored, installed = store.read(), plugins.installed()
+    ids = [Entry(spec.id, SpecSource(spec), "Gymnasium") for spec in gymnasium.registry.values()]
+    return Catalogue(
+        (*_registered.values(), *stored.entries.values(), *installed.entries, *ids),
+        (*stored.broken, *installed.broken),
+    )
+
+
+def _wanted(type_: str, env_name: str | None) -> str:
+    if type_ == GYMNASIUM:
+        if not env_name:
+            raise UnknownEnvironment(
+                'type "gymnasium" needs env_name, the id of an environment such as "CartPole-v1"'
+            )
+        return env_name
+    if env_name is not None:
+        find(type_)  # an unknown type is the better news
+        raise UnknownEnvironment(
+            f"type {type_!r} names an environment itself and takes no env_name; it is {env_name!r}"
+        )
+    return type_
+
+
+def _gymnasium_entry(name: str) -> Entry:
+    import gymnasium
+
+    from clusterenv_registry.loading import import_registering, require_module
+
+    module, _, env_id = name.rpartition(":")
+    if module:
+        import_registering(module, name)
+    elif name.startswith("ALE/"):
+        require_module("ale_py", name)  # its import is what registers these ids
+        import_registering("ale_py", name)
+    try:
+        spec = gymnasium.spec(env_id)
+    except gymnasium.error.Error:
+        raise _unknown(name) from None
+    return Entry(name, SpecSource(_portable(spec), module or None), "Gymnasium")
+
+
+def _portable(spec: EnvSpec) -> EnvSpec:
+    """`spec` with its constructor by value where workers could not import it: their `__main__` is another."""
+    from gymnasium.envs.registration import load_env_creator
+
+    if isinstance(spec.entry_point, str) and spec.entry_point.startswith("__main__:"):
+        creator: Any = load_env_creator(spec.entry_point)
+        return replace(spec, entry_point=creator)
+    return spec
+
+
+def _unknown(name: str) -> UnknownEnvironment:
+    catalogue = contents()
+    near = _nearest(name, [GYMNASIUM, *(entry.name for entry in catalogue.entries)])
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    troubles = "".join(f"; {item.owner} is broken ({item.problem})" for item in catalogue.broken)
+    return UnknownEnvironment(
+        f"there is no environment {name!r}{hint}{troubles}", name=name, suggestions=near
+    )
+
+
+def _nearest(name: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Other versions of the same environment, newest first, then names that look like `name`."""
+    base = _without_version(name)
+    versions = sorted((n for n in names if _without_version(n) == base), key=_version, reverse=True)
+    alike = difflib.get_close_matches(name, names, _SHOWN_SUGGESTIONS)
+    return tuple(dict.fromkeys([*versions, *alike]))[:_SHOWN_SUGGESTIONS]
+
+
+def _without_version(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name.rpartition(":")[2])
+
+
+def _version(name: str) -> int:
+    match = re.search(r"-v(\d+)$", name)
+    return int(match.group(1)) if match else -1
+
+
+def _same(one: Source, other: Source) -> bool:
+    if isinstance(one, CallableSource) and isinstance(other, CallableSource):
+        names = [
+            (getattr(f, "__module__", None), getattr(f, "__qualname__", None))
+            for f in (one.factory, other.factory)
+        ]
+        return one.factory is other.factory or (names[0] == names[1] and names[0][1] is not None)
+    return one == other

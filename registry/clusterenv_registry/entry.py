@@ -1,0 +1,145 @@
+"""A named environment and where it comes from, as plain data: nothing is imported or built here."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from clusterenv_registry.errors import RegistrationError
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+    from gymnasium.envs.registration import EnvSpec
+
+GYMNASIUM = "gymnasium"
+"""The backend that `type` names by default; no environment can have this name."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+@dataclass(frozen=True, slots=True)
+class CallableSource:
+    """A class or function of this process, called with the environment's keyword arguments."""
+
+    factory: Callable[..., gym.Env[Any, Any]]
+
+    def __str__(self) -> str:
+        """`module:name` where the callable has one."""
+        name = getattr(self.factory, "__qualname__", None)
+        return f"{self.factory.__module__}:{name}" if name else repr(self.factory)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSource:
+    """`package.module:Class`, imported when an environment is built."""
+
+    target: str
+
+    def __str__(self) -> str:
+        """The target itself."""
+        return self.target
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """A Python file and the class in it; without `attribute`, the one environment that it defines."""
+
+    path: str
+    attribute: str | None = None
+
+    def __str__(self) -> str:
+        """As the command line takes it."""
+        return f"{self.path}:{self.attribute}" if self.attribute else self.path
+
+    @classmethod
+    def parse(cls, text: str) -> FileSource:
+        """The source that `file.py` or `file.py:Class` stands for, its path absolute.
+
+        Raises:
+            RegistrationError: if there is no such file, or it is no Python file, or `Class` is no name.
+        """
+        path_text, attribute = text, None
+        if ":" in text and not Path(text).exists():
+            path_text, _, attribute = text.rpartition(":")
+            if not attribute.isidentifier():
+                raise RegistrationError(f"{attribute!r} in {text!r} is no class name; expected file.py:Class")
+        path = Path(path_text).expanduser().absolute()
+        if not path.is_file() or path.suffix != ".py":
+            seen = "a folder" if path.is_dir() else "not a Python file" if path.exists() else "missing"
+            raise RegistrationError(f"{path} is {seen}; expected the path of a .py file, or file.py:Class")
+        return cls(str(path), attribute)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecSource:
+    """A Gymnasium specification, and the module whose import registered it if the id named one."""
+
+    spec: EnvSpec
+    module: str | None = None
+
+    def __str__(self) -> str:
+        """The id, as `gymnasium.make` takes it."""
+        return f"{self.module}:{self.spec.id}" if self.module else self.spec.id
+
+
+Source: TypeAlias = CallableSource | ImportSource | FileSource | SpecSource
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One environment of the catalogue."""
+
+    name: str
+    source: Source
+    owner: str
+    """Who offers it, for people: a plugin, a file, Gymnasium, this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Something that should have offered environments and could not: kept as data, never in the way."""
+
+    owner: str
+    problem: str
+    name: str | None = None
+    """The environment concerned, where that is known."""
+    traceback: str = ""
+
+
+def source_of(value: object) -> Source:
+    """The source that `value` stands for: a callable, an EnvSpec or "package.module:Class".
+
+    Raises:
+        RegistrationError: if it is none of these.
+    """
+    # Whoever holds an EnvSpec has imported Gymnasium, so this asks for no import of its own.
+    registration = sys.modules.get("gymnasium.envs.registration")
+    if registration is not None and isinstance(value, registration.EnvSpec):
+        return SpecSource(value)
+    if isinstance(value, str) and _TARGET.fullmatch(value):
+        return ImportSource(value)
+    if callable(value):
+        return CallableSource(value)
+    raise RegistrationError(
+        f"an environment cannot be made from {value!r}; expected a class or function that returns a "
+        'gymnasium.Env, a gymnasium EnvSpec, or "package.module:Class"'
+    )
+
+
+def check_name(name: object) -> str:
+    """`name`, if an environment may be called so.
+
+    Raises:
+        RegistrationError: if it may not.
+    """
+    if isinstance(name, str) and name != GYMNASIUM and _NAME.fullmatch(name):
+        return name
+    raise RegistrationError(
+        f"an environment cannot be called {name!r}; expected letters, digits, '_', '-' and '.', in parts "
+        f'divided by "/", and not "{GYMNASIUM}"'
+    )

@@ -1,0 +1,76 @@
+"""Find installed plugins and ask each for its environments; a broken one becomes data.
+
+Sole owner of the pluggy manager.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+import pluggy
+
+from clusterenv_registry import hookspecs
+from clusterenv_registry.entry import Broken, Entry, check_name, source_of
+from clusterenv_registry.errors import RegistrationError
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """What the installed plugins offer, in the order of their names, and those that failed."""
+
+    entries: tuple[Entry, ...]
+    broken: tuple[Broken, ...]
+
+
+@functools.cache
+def installed() -> Plugins:
+    """The plugins of this interpreter, loaded once in a process."""
+    return load(entry_points(group=hookspecs.PROJECT))
+
+
+def load(points: Iterable[EntryPoint]) -> Plugins:
+    """The environments of the plugins behind `points`, each loaded apart from the others."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    entries: list[Entry] = []
+    broken: list[Broken] = []
+    for point in sorted(points, key=_owner):
+        try:
+            entries.extend(_entries(manager, point))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin can raise anything; others must go on
+            summary = f"{type(error).__name__}: {error}"
+            broken.append(Broken(_owner(point), summary, traceback=traceback.format_exc()))
+    return Plugins(tuple(entries), tuple(broken))
+
+
+def _entries(manager: pluggy.PluginManager, point: EntryPoint) -> list[Entry]:
+    owner = _owner(point)
+    plugin = point.load()
+    manager.register(plugin, name=owner)
+    try:
+        manager.check_pending()  # a misspelt hook would otherwise stay silent
+    except pluggy.PluginValidationError:
+        manager.unregister(plugin)
+        raise
+    hook = manager.hook.clusterenv_register_envs
+    return [
+        Entry(check_name(name), source_of(value), owner)
+        for implementation in hook.get_hookimpls()
+        if implementation.plugin is plugin
+        for name, value in _mapping(implementation.function()).items()
+    ]
+
+
+def _mapping(answer: object) -> Mapping[str, object]:
+    if isinstance(answer, Mapping):
+        return answer
+    raise RegistrationError(f"clusterenv_register_envs returned {answer!r}; expected a mapping from names")
+
+
+def _owner(point: EntryPoint) -> str:
+    distribution = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+    return f"plugin {point.name}{distribution}"

@@ -1,0 +1,43 @@
+"""Fixtures for all tests: launchers to run over, and a check that nothing is left running."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clusterenv import LocalConfig
+
+LAUNCHERS = {
+    "serial": LocalConfig(serial=True),
+    "one worker": LocalConfig(nodes=1, cpus_per_node=1),
+    "two workers": LocalConfig(nodes=2, cpus_per_node=1),
+    "two runners": LocalConfig(nodes=1, cpus_per_node=2),
+}
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request: pytest.FixtureRequest) -> LocalConfig:
+    """Every way of running environments."""
+    return LAUNCHERS[request.param]
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test that leaves a process, a run folder or a shared-memory segment behind."""
+    folder = tmp_path / "run folders"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    processes, segments = _children(), set(Path("/dev/shm").iterdir())
+    yield
+    _, alive = psutil.wait_procs([child for child in _children() - processes], timeout=5)
+    assert not [child.cmdline() for child in alive]
+    assert not list(folder.glob("clusterenv-*"))
+    assert not [path for path in set(Path("/dev/shm").iterdir()) - segments if path.name.startswith("clusterenv")]
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))

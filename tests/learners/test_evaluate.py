@@ -1,0 +1,92 @@
+"""Playing episodes with the agent of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from clusterenv.errors import ConfigError
+from clusterenv.learners import evaluate as evaluation
+from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.evaluate import EvaluateConfig, evaluate
+from clusterenv.learners.networks import Agent
+
+
+def saved(folder: Path, env_id: str) -> tuple[Path, Agent]:
+    """A checkpoint of an untrained agent, and the agent."""
+    env = gym.make(env_id)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        agent = Agent(env.observation_space, env.action_space, hidden=(4,))
+    path = folder / "checkpoint.pt"
+    Checkpoint(
+        algorithm="ppo",
+        env_id=env_id,
+        steps=0,
+        agent=agent.state_dict(),
+        agent_options={"hidden": (4,)},
+        optimizer={},
+        config={},
+    ).save(path)
+    return path, agent
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_deterministic_episodes_are_those_of_a_plain_loop(tmp_path: Path, env_id: str) -> None:
+    path, agent = saved(tmp_path, env_id)
+
+    returns = evaluate(EvaluateConfig(checkpoint=path, num_episodes=3, deterministic=True, seed=5))
+
+    expected = []
+    for seed in (5, 6, 7):
+        env = gym.make(env_id)
+        obs, _ = env.reset(seed=seed)
+        total, ended = 0.0, False
+        while not ended:
+            with torch.no_grad():
+                action = agent.distribution(torch.from_numpy(obs)[None]).mode[0].numpy()
+            if isinstance(env.action_space, gym.spaces.Box):
+                action = np.clip(action, env.action_space.low, env.action_space.high)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, ended = total + float(reward), terminated or truncated
+        expected.append(total)
+    np.testing.assert_allclose(sorted(returns), sorted(expected), rtol=1e-5)
+
+
+def test_number_of_episodes_is_kept_when_environments_play_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved(tmp_path, "CartPole-v1")
+    monkeypatch.setattr(evaluation, "MAX_ENVS", 3)
+
+    assert len(evaluate(EvaluateConfig(checkpoint=path, num_episodes=7))) == 7
+
+
+def test_episodes_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, "CartPole-v1")
+
+    first, second, other = (
+        evaluate(EvaluateConfig(checkpoint=path, num_episodes=8, seed=seed)) for seed in (1, 1, 2)
+    )
+
+    assert first == second
+    assert first != other
+
+
+def test_command_reports_the_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = saved(tmp_path, "Pendulum-v1")
+
+    assert evaluation.main(["--checkpoint", str(path), "--num-episodes", "2"]) == 0
+
+    assert capsys.readouterr().out.startswith("2 episodes: mean return -")
+
+
+def test_value_that_cannot_work_is_named() -> None:
+    with pytest.raises(ConfigError, match="num_episodes is 0; expected a whole number from 1"):
+        EvaluateConfig(checkpoint=Path("x"), num_episodes=0)
+    with pytest.raises(ConfigError, match="seed is -1"):
+        EvaluateConfig(checkpoint=Path("x"), seed=-1)

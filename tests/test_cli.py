@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from clusterenv import __version__, cli
+from clusterenv.errors import ConfigError
+from clusterenv_registry import UnknownEnvironment
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A subcommand `try` that does what the test sets as `run`."""
+    setting = types.SimpleNamespace(run=lambda words: 0)
+    monkeypatch.setitem(cli._COMMANDS, "try", cli._Command("try", "", lambda words: setting.run(words)))
+    return setting
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"clusterenv {__version__}\n"
+
+
+@pytest.mark.parametrize(("words", "status"), [([], 2), (["--help"], 0), (["help"], 0)])
+def test_help_lists_every_command(words: list[str], status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == status
+
+    output = capsys.readouterr().out
+    for name in ("train", "evaluate", "plot", "bench", "register", "envs", "worker"):
+        assert f"\n  clusterenv {name} " in output
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("trian", "did you mean 'train'?"),
+        ("workers", "did you mean 'worker'?"),
+        ("xyz", "there are: train, evaluate, plot, bench, register, envs, worker"),
+    ],
+)
+def test_unknown_command_is_answered_with_the_nearest(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([word]) == 2
+    assert capsys.readouterr().err == f"clusterenv: there is no command {word!r}; {hint}\n"
+
+
+def test_command_gets_the_words_after_its_name_and_gives_the_status(command: types.SimpleNamespace) -> None:
+    seen = []
+    command.run = lambda words: seen.append(words) or 7
+
+    assert cli.main(["try", "ppo", "--seed", "1"]) == 7
+    assert seen == [["ppo", "--seed", "1"]]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConfigError("nodes", 0, "a whole number from 1"), UnknownEnvironment("there is no environment 'X'")],
+)
+def test_expected_error_is_one_sentence_and_status_2(
+    command: types.SimpleNamespace, error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(words: list[str]) -> int:
+        raise error
+
+    command.run = refuse
+
+    assert cli.main(["try"]) == 2
+    assert capsys.readouterr().err == f"clusterenv: {error}\n"
+
+
+def test_unexpected_error_keeps_its_traceback(command: types.SimpleNamespace) -> None:
+    command.run = lambda words: {}["missing"]
+
+    with pytest.raises(KeyError):
+        cli.main(["try"])
+
+
+def test_interrupt_is_quiet_and_status_130(
+    command: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.run = lambda words: signal.raise_signal(signal.SIGINT)
+
+    assert cli.main(["try"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_train_without_an_algorithm_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train"]) == 2
+    assert "usage: clusterenv train ALGO" in capsys.readouterr().err
+
+
+def test_envs_lists_names_with_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLUSTERENV_HOME", str(tmp_path / "home"))
+    (tmp_path / "maze.py").write_text("")
+    assert cli.main(["register", "--name", "Maze", "--path", str(tmp_path / "maze.py")]) == 0
+    capsys.readouterr()
+
+    assert cli.main(["envs"]) == 0
+
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["Maze", f"file {tmp_path}/home/environments.json: {tmp_path}/maze.py"] in lines
+    assert ["LunarLander-v3", "Gymnasium"] in lines
+
+
+def test_worker_passes_its_three_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clusterenv import worker
+
+    calls = []
+    monkeypatch.setattr(worker, "main", lambda *arguments: calls.append(arguments) or 0)
+
+    assert cli.main(["worker", "--connection", "a/file", "--rank", "3", "--incarnation", "2"]) == 0
+    assert cli.main(["worker", "--connection", "a/file", "--rank", "3"]) == 0
+    assert calls == [(Path("a/file"), 3, 2), (Path("a/file"), 3, 0)]
+
+
+@pytest.mark.process
+def test_module_form_runs_and_stops_without_complaint_when_its_reader_goes() -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "clusterenv", "envs"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == 0
+    assert errors == b""
+
+
+@pytest.mark.process
+def test_worker_starts_without_the_libraries_of_a_learner() -> None:
+    code = (
+        "import sys, clusterenv.cli, clusterenv.worker, clusterenv.transport.client\n"
+        "heavy = {'torch', 'tyro', 'matplotlib', 'tensorboard', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,253 @@
+"""The head's bookkeeping, without sockets: who may speak, which reply counts, what a failure becomes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from clusterenv.config import EnvConfig
+from clusterenv.errors import AgentError, EnvError, LaunchError, SetupTimeout, WorkerLost
+from clusterenv.head import Ended, Head
+from clusterenv.policy import Snapshot
+from clusterenv.transport import Envelope
+from clusterenv.transport import messages as m
+
+
+def welcome(rank: int, first: int, count: int) -> m.Welcome:
+    return m.Welcome(
+        rank=rank,
+        num_workers=2,
+        first_env=first,
+        num_envs=count,
+        env_blob_of=[0] * count,
+        noise_seed=1,
+        autoreset_mode="NextStep",
+        sys_path=[],
+        runners=1,
+        kl_threshold=0.05,
+        max_lag=8,
+        max_age_s=1e9,
+        min_interval=1,
+        sync="adaptive",
+        n_ref=64,
+        lease_s=1.0,
+        head_grace_s=1.0,
+        setup_timeout_s=1.0,
+        step_timeout_s=1.0,
+    )
+
+
+HELLO = m.Hello(rank=0, host="here", pid=7, python="3", executable="python", versions={}, cpus=1)
+READY = m.Ready(obs_digest="o", action_digest="a", pids=[1], threads=1)
+
+
+class Wire:
+    """Records what the head sends, and answers as a script says."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, m.Message, int]] = []
+        self.answers: dict[type, Any] = {}
+        self.head: Head | None = None
+
+    def send(
+        self, peer: bytes, message: m.Message, frames: Sequence[Any], *, incarnation: int, sequence: int
+    ) -> int:
+        self.sent.append((peer, message, sequence))
+        if type(message) in self.answers:
+            answer = self.answers[type(message)](peer)
+            if answer is not None:
+                self.say(answer, peer, sequence)
+        return 0
+
+    def say(self, message: m.Message, peer: bytes = b"w0", sequence: int = 0) -> None:
+        assert self.head is not None
+        envelope = Envelope(
+            peer=peer, incarnation=0, sequence=sequence, message=message, frames=[], nbytes=0
+        )
+        self.head.on_message(envelope)
+
+    def last(self, kind: type) -> Any:
+        return next(message for _, message, _ in reversed(self.sent) if isinstance(message, kind))
+
+
+class Processes:
+    def __init__(self) -> None:
+        self.gone: dict[int, Ended] = {}
+
+    def ended(self) -> Mapping[int, Ended]:
+        return self.gone
+
+    def log_path(self, rank: int) -> Path | None:
+        return Path(f"worker-{rank}.log")
+
+    def log_tail(self, rank: int) -> str:
+        return f"last words of {rank}"
+
+
+@pytest.fixture
+def wire() -> Wire:
+    wire = Wire()
+    config = EnvConfig(lease_s=0.5, connect_timeout_s=0.3, setup_timeout_s=0.3)
+    wire.head = Head([(welcome(0, 0, 2), [b"x"]), (welcome(1, 2, 3), [b"x"])], config, ("o", "a"))
+    wire.head.attach(wire, Processes())
+    return wire
+
+
+@pytest.fixture
+def ready(wire: Wire) -> Wire:
+    for rank, peer in enumerate((b"w0", b"w1")):
+        wire.say(msgspec.structs.replace(HELLO, rank=rank), peer)
+        wire.say(READY, peer)
+    assert wire.head is not None
+    wire.head.wait_ready()
+    return wire
+
+
+def step(wire: Wire) -> list[Any]:
+    assert wire.head is not None
+    return wire.head.call(lambda _: (m.StepCommand(), ()), m.Ack)
+
+
+def test_worker_that_says_hello_is_welcomed(wire: Wire) -> None:
+    wire.say(HELLO)
+    assert wire.last(m.Welcome).rank == 0
+
+
+def test_second_worker_of_a_rank_is_refused_and_the_first_stays(wire: Wire) -> None:
+    wire.say(HELLO)
+    wire.say(HELLO, b"other")
+    assert "already here" in wire.last(m.Refused).reason
+    assert wire.head is not None
+    assert wire.head.peers[0].address == b"w0"
+
+
+def test_unknown_rank_and_stranger_are_refused(wire: Wire) -> None:
+    wire.say(msgspec.structs.replace(HELLO, rank=9))
+    assert "rank 9" in wire.last(m.Refused).reason
+    wire.say(m.Heartbeat(steps=0, working_on=0), b"stranger")
+    assert "hello" in wire.last(m.Refused).reason
+    assert wire.head is not None
+    assert wire.head.refused_peers == 2
+
+
+def test_late_and_second_replies_are_dropped_and_counted(ready: Wire) -> None:
+    ready.answers[m.StepCommand] = lambda _: m.Ack()
+    assert len(step(ready)) == 2
+    ready.say(m.Ack(), sequence=1)
+    ready.say(m.Ack(), sequence=77)
+    assert ready.head is not None
+    assert ready.head.late_replies == 2
+    assert [reply.peer.rank for reply in step(ready)] == [0, 1]
+
+
+def test_environment_failure_becomes_an_env_error_once_all_have_answered(ready: Wire) -> None:
+    failure = m.Failure(kind="env", message="raised", traceback="Traceback", env_index=3, action="1")
+    ready.answers[m.StepCommand] = lambda peer: failure if peer == b"w1" else m.Ack()
+    with pytest.raises(EnvError, match="worker 1 on here, environment 3 given action 1") as raised:
+        step(ready)
+    assert raised.value.env_index == 3
+    ready.answers[m.StepCommand] = lambda _: m.Ack()
+    assert len(step(ready)) == 2
+
+
+def test_agent_failure_becomes_an_agent_error(ready: Wire) -> None:
+    failure = m.Failure(kind="agent", message="raised", traceback="Traceback of it")
+    ready.answers[m.StepCommand] = lambda _: failure
+    with pytest.raises(AgentError, match="Traceback of it"):
+        step(ready)
+
+
+@pytest.mark.parametrize("kind", ["timeout", "runner_lost"])
+def test_lost_runner_is_a_lost_worker_at_once(ready: Wire, kind: str) -> None:
+    failure = m.Failure(kind=kind, message="its runner is gone", exit_code=-9)
+    ready.answers[m.StepCommand] = lambda peer: failure if peer == b"w1" else None
+    with pytest.raises(WorkerLost, match=r"environments 2 to 4\) its runner is gone") as raised:
+        step(ready)
+    assert raised.value.reason == kind
+    assert raised.value.signal == 9
+    assert "last words of 1" in str(raised.value)
+
+
+def test_silent_worker_is_lost_after_its_lease(ready: Wire) -> None:
+    ready.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
+    with pytest.raises(WorkerLost, match="worker 1 .*sent nothing for"):
+        step(ready)
+
+
+def test_worker_that_lives_but_does_not_work_is_lost_too(ready: Wire) -> None:
+    ready.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.05):
+            ready.say(m.Heartbeat(steps=0, working_on=0), b"w1")
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(WorkerLost, match="lives but has not taken its command"):
+            step(ready)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_ended_process_is_lost_with_its_signal(wire: Wire) -> None:
+    wire.say(HELLO)
+    processes = Processes()
+    processes.gone[1] = Ended(-9, 9)
+    assert wire.head is not None
+    wire.head.attach(wire, processes)
+    with pytest.raises(WorkerLost, match=r"was killed by signal 9 \(SIGKILL\)"):
+        wire.head.wait_ready()
+
+
+def test_worker_that_never_comes_is_named_with_the_end_of_its_log(wire: Wire) -> None:
+    wire.say(HELLO)
+    wire.say(READY)
+    assert wire.head is not None
+    with pytest.raises(SetupTimeout, match=r"worker 1 did not reach the head[^$]*last words of 1"):
+        wire.head.wait_ready()
+
+
+def test_worker_that_does_not_get_ready_is_named(wire: Wire) -> None:
+    wire.say(HELLO)
+    wire.say(READY)
+    wire.say(msgspec.structs.replace(HELLO, rank=1), b"w1")
+    assert wire.head is not None
+    with pytest.raises(SetupTimeout, match="worker 1 did not build"):
+        wire.head.wait_ready()
+
+
+def test_other_spaces_are_refused(wire: Wire) -> None:
+    wire.say(HELLO)
+    wire.say(msgspec.structs.replace(READY, obs_digest="other"))
+    assert wire.head is not None
+    with pytest.raises(LaunchError, match="equal spaces"):
+        wire.head.wait_ready()
+
+
+def test_pull_is_answered_with_the_newest_snapshot_and_counted(ready: Wire) -> None:
+    assert ready.head is not None
+    ready.say(m.PullRequest(have_version=0, reason="first"))
+    ready.head.publish(Snapshot(version=5, agent=1, digest=b"", payload=b"12345"))
+    ready.say(m.PullRequest(have_version=0, reason="first"))
+    assert ready.last(m.WeightsReply).version == 5
+    assert ready.head.weight_bytes_sent == 5
+
+
+def test_answer_of_another_kind_is_refused(ready: Wire) -> None:
+    ready.answers[m.StepCommand] = lambda _: m.ResetReply(infos=[])
+    with pytest.raises(WorkerLost, match="answered with ResetReply; expected Ack"):
+        step(ready)
+
+
+def test_worker_that_says_goodbye_is_lost_to_the_next_call(ready: Wire) -> None:
+    ready.say(m.Goodbye(reason="walltime"), b"w1")
+    with pytest.raises(WorkerLost, match="walltime"):
+        step(ready)
