@@ -6,8 +6,6 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__version__: str
-
 _Float = TypeVar("_Float", np.float32, np.float64)
 
 def kl_categorical(

@@ -13,8 +13,9 @@ from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
 from clusterenv.batches import ActBatch, EpisodeRecord, Fragment
 from clusterenv.config import EnvConfig
-from clusterenv.head import Head, Peer, Reply
+from clusterenv.head import Head, Reply
 from clusterenv.layout import SpaceLayout
+from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
 from clusterenv.policy_sync import sample_size
 from clusterenv.rollout import Rollout, assemble

@@ -133,7 +133,7 @@ def _worker(words: list[str]) -> int:
     parser.add_argument("--rank", type=int, required=True, help="which worker this is, from 0")
     parser.add_argument("--incarnation", type=int, default=0, help="how often this rank was started before")
     options = parser.parse_args(words)
-    from clusterenv.worker import main
+    from clusterenv.service import main
 
     return main(options.connection, options.rank, options.incarnation)
 

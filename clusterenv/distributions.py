@@ -98,8 +98,9 @@ def sample(
 ) -> None:
     """Draw an action for each row of `params` [n, P], with its log-probability, into the two outputs.
 
-    `actions_out` is [n, *action_shape], `log_probs_out` [n]. The noise of a row is a pure function of `seed` (uint64), its env id, its step and the dimension, so that
-    batches may be split and reordered at will. Nothing is written on error.
+    `actions_out` is [n, *action_shape], `log_probs_out` [n]. The noise of a row is a pure function of `seed`
+    (uint64), its env id, its step and the dimension, so that batches may be split and reordered at will.
+    Nothing is written on error.
 
     Raises:
         TypeError: if an array has another dtype than the family's.

@@ -20,26 +20,24 @@ from clusterenv.acting import Acting
 from clusterenv.batches import FrameReader, ResetBatch, StepBatch
 from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
 from clusterenv.errors import AgentError, ConfigError, StateError, UseAfterClose, WorkerLost
-from clusterenv.head import Peer
 from clusterenv.infos import batch_infos, decode_infos
 from clusterenv.layout import SpaceLayout
+from clusterenv.peers import Peer
 from clusterenv.probe import ProbeResult, probe, probe_inline
 from clusterenv.rollout import Rollout
 from clusterenv.session import (
-    EnvSource,
     LauncherConfig,
     LocalSession,
     SerialSession,
-    deal,
     open_session,
     search_path,
     worker_stats,
 )
+from clusterenv.sources import EnvFn, EnvSource, configured, deal, pickled
 from clusterenv.transport import messages as m
 from clusterenv_registry import resolve
 
 Space = gym.Space[Any]
-EnvFn = Callable[[], gym.Env[Any, Any]]
 Nested = Any
 """Arrays, nested as a space nests."""
 StepReturn = tuple[Nested, Any, Any, Any, dict[str, Any]]
@@ -70,7 +68,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         Raises:
             ConfigError: if an option does not exist or has a value that cannot work.
         """
-        self.config, env_fns = _config(env_config, options)
+        self.config, env_fns = configured(env_config, options)
         self.launcher = LocalConfig() if launcher is None else launcher
         if not isinstance(self.launcher, LocalConfig | SlurmConfig):
             raise ConfigError("launcher", launcher, "LocalConfig(...) or SlurmConfig(...)")
@@ -112,7 +110,7 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
 
     def _pickled(self) -> EnvSource:
         if self._source is None:
-            self._source = _pickle_once(self._env_fns)
+            self._source = pickled(self._env_fns)
         return self._source
 
     @property
@@ -439,44 +437,6 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """The type or id, number of environments and launcher."""
         name = self.config.env_name or self.config.type
         return f"ClusterEnv({name!r}, num_envs={self.num_envs}, launcher={self.launcher!r})"
-
-
-def _config(
-    env_config: EnvConfig | Mapping[str, Any] | Sequence[EnvFn] | str | None, options: Mapping[str, Any]
-) -> tuple[EnvConfig, list[EnvFn] | None]:
-    if isinstance(env_config, EnvConfig):
-        EnvConfig.from_mapping(options)  # names an unknown key
-        return replace(env_config, **options), None
-    if isinstance(env_config, str):
-        return EnvConfig.from_mapping({"env_name": env_config, **options}), None
-    if env_config is None or isinstance(env_config, Mapping):
-        return EnvConfig.from_mapping({**(env_config or {}), **options}), None
-    if not isinstance(env_config, list | tuple) or not env_config or not all(map(callable, env_config)):
-        raise ConfigError(
-            "env_config", env_config, "options, an id, or a list of callables that make environments"
-        )
-    for key in ("type", "env_name", "envs_per_node"):
-        if key in options:
-            raise ConfigError(key, options[key], "nothing when env_config is a list of callables")
-    return EnvConfig.from_mapping(options), list(env_config)
-
-
-def _pickle_once(env_fns: Sequence[EnvFn]) -> EnvSource:
-    """Each distinct callable pickled once."""
-    blobs: list[bytes] = []
-    number_of: dict[int, int] = {}
-    blob_of = []
-    for index, fn in enumerate(env_fns):
-        if id(fn) not in number_of:
-            try:
-                blobs.append(cloudpickle.dumps(fn))
-            except Exception as error:
-                raise ConfigError(
-                    f"callable {index}", fn, f"something that cloudpickle can send to workers ({error})"
-                ) from error
-            number_of[id(fn)] = len(blobs) - 1
-        blob_of.append(number_of[id(fn)])
-    return EnvSource(blobs=blobs, blob_of=blob_of)
 
 
 def _decoded(parts: Iterable[list[bytes]]) -> list[tuple[int, dict[str, Any]]]:

@@ -6,24 +6,20 @@
 from __future__ import annotations
 
 import logging
-import signal as signals
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from clusterenv.config import EnvConfig
 from clusterenv.errors import (
     ClusterEnvError,
-    EnvError,
-    LaunchError,
     SetupTimeout,
     WorkerLost,
 )
+from clusterenv.peers import FATAL, Ended, Peer, Processes, failed, how_it_ended, listed, log_tails, lost
 from clusterenv.policy import Snapshot
-from clusterenv.commands import KINDS
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
 
@@ -41,70 +37,6 @@ class Link(Protocol):
         self, peer: bytes, message: m.Message, frames: Sequence[Any], *, incarnation: int, sequence: int
     ) -> int:
         """Queue a message and return its size in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How the process of a worker ended, as its launcher saw it."""
-
-    exit_code: int | None
-    signal: int | None
-    job_id: str | None = None
-
-
-class Processes(Protocol):
-    """What a launcher can tell of the workers' processes."""
-
-    def ended(self) -> Mapping[int, Ended]:
-        """The workers, by rank, whose process is gone."""
-
-    def log_path(self, rank: int) -> Path | None:
-        """Where the worker's output goes."""
-
-    def log_tail(self, rank: int) -> str:
-        """The last lines of the worker's output."""
-
-
-@dataclass(slots=True)
-class Peer:
-    """What the head knows of one worker."""
-
-    rank: int
-    first_env: int
-    num_envs: int
-    welcome: m.Welcome
-    blobs: list[bytes]
-    address: bytes | None = None
-    incarnation: int = 0
-    hello: m.Hello | None = None
-    state: str = "starting"
-    heard_at: float = 0.0
-    sent_at: float = 0.0
-    expected: int = 0
-    reply: Envelope | None = None
-    failure: m.Failure | None = None
-    working_on: int = 0
-    steps: int = 0
-    rate: float = 0.0
-    rate_mark: tuple[float, int] = (0.0, 0)
-    policy: m.PolicyInfo | None = None
-    last_error: str | None = None
-    env_pids: list[int] = field(default_factory=list)
-
-    @property
-    def env_indices(self) -> range:
-        """Global numbers of the worker's environments."""
-        return range(self.first_env, self.first_env + self.num_envs)
-
-    @property
-    def host(self) -> str | None:
-        """The worker's host name, once it has said hello."""
-        return None if self.hello is None else self.hello.host
-
-    @property
-    def rows(self) -> slice:
-        """The worker's rows in a batch of all environments."""
-        return slice(self.first_env, self.first_env + self.num_envs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,14 +205,14 @@ class Head:
             absent = [peer.rank for peer in self.peers if peer.state == "starting"]
             if absent and now > connect_by:
                 raise SetupTimeout(
-                    f"worker {_listed(absent)} did not reach the head within connect_timeout_s = "
-                    f"{self._config.connect_timeout_s:g} s{self._tails(absent)}"
+                    f"worker {listed(absent)} did not reach the head within connect_timeout_s = "
+                    f"{self._config.connect_timeout_s:g} s{log_tails(self._processes, absent)}"
                 )
             building = [peer.rank for peer in self.peers if peer.state == "building"]
             if building and now > ready_by:
                 raise SetupTimeout(
-                    f"worker {_listed(building)} did not build its environments within setup_timeout_s = "
-                    f"{self._config.setup_timeout_s:g} s{self._tails(building)}"
+                    f"worker {listed(building)} did not build its environments within setup_timeout_s = "
+                    f"{self._config.setup_timeout_s:g} s{log_tails(self._processes, building)}"
                 )
             return all(peer.state == "ready" for peer in self.peers)
 
@@ -333,12 +265,12 @@ class Head:
 
     def _raise_failures(self, *, at_once: bool) -> None:
         """Raise a failure: one that ends its worker at once, another when all have answered or `at_once`."""
-        failed = [peer for peer in self.peers if peer.failure is not None]
-        fatal = [peer for peer in failed if peer.failure is not None and peer.failure.kind in _FATAL]
+        failures = [peer for peer in self.peers if peer.failure is not None]
+        fatal = [peer for peer in failures if peer.failure is not None and peer.failure.kind in FATAL]
         if fatal:
-            raise self._error(fatal[0])
-        if failed and (at_once or all(peer.reply or peer.failure for peer in self.peers)):
-            raise self._error(failed[0])
+            raise self._failed(fatal[0])
+        if failures and (at_once or all(peer.reply or peer.failure for peer in self.peers)):
+            raise self._failed(failures[0])
         gone = [peer for peer in self.peers if peer.state == "gone"]
         if gone:
             raise self._lost(gone[0], f"left: {gone[0].last_error}")
@@ -349,8 +281,8 @@ class Head:
             for rank, ended in self._processes.ended().items():
                 peer = self.peers[rank]
                 if peer.reply is None and peer.failure is None:
-                    peer.state, peer.last_error = "lost", _how_it_ended(ended)
-                    raise self._lost(peer, _how_it_ended(ended), ended)
+                    peer.state, peer.last_error = "lost", how_it_ended(ended)
+                    raise self._lost(peer, how_it_ended(ended), ended)
         lease_s = self._config.lease_s
         now = time.monotonic()
         for peer in self.peers if leases else ():
@@ -367,56 +299,6 @@ class Head:
             peer.state, peer.last_error = "lost", what
             raise self._lost(peer, what)
 
-    def _error(self, peer: Peer) -> ClusterEnvError:
-        failure = peer.failure
-        assert failure is not None
-        where = f"worker {peer.rank} on {peer.host}"
-        if failure.kind == "env":
-            action = f" given action {failure.action}" if failure.action else ""
-            return EnvError(
-                f"{where}, environment {failure.env_index}{action}: {failure.message}",
-                env_index=failure.env_index,
-                action=failure.action,
-                remote_traceback=failure.traceback,
-                worker=peer.rank,
-                host=peer.host,
-            )
-        if failure.kind in KINDS:
-            return KINDS[failure.kind](f"{where}: {failure.message}\n\n{failure.traceback}".rstrip())
-        if failure.kind == "internal":
-            return ClusterEnvError(f"{where}: {failure.message}\n\n{failure.traceback}".rstrip())
-        if failure.kind in ("setup", "spaces"):
-            return LaunchError(f"{where}: {failure.message}")
-        peer.state = "lost"
-        code = failure.exit_code
-        ended = Ended(code, -code if code is not None and code < 0 else None)
-        return self._lost(peer, failure.message, ended, reason=failure.kind)
-
-    def _lost(
-        self, peer: Peer, what: str, ended: Ended | None = None, reason: str | None = None
-    ) -> WorkerLost:
-        first, last = peer.env_indices[0], peer.env_indices[-1]
-        log_path = None if self._processes is None else self._processes.log_path(peer.rank)
-        return WorkerLost(
-            f"worker {peer.rank} (host {peer.host or 'unknown'}, environments {first} to {last}) {what}",
-            rank=peer.rank,
-            host=peer.host,
-            env_indices=peer.env_indices,
-            reason=reason or ("exited" if ended is not None else "silent"),
-            exit_code=None if ended is None else ended.exit_code,
-            signal=None if ended is None else ended.signal,
-            job_id=None if ended is None else ended.job_id,
-            log_path=log_path,
-            log_tail="" if self._processes is None else self._processes.log_tail(peer.rank),
-        )
-
-    def _tails(self, ranks: Sequence[int]) -> str:
-        """The end of the logs of some workers, for an error."""
-        if self._processes is None:
-            return ""
-        tails = [(self._processes.log_path(rank), self._processes.log_tail(rank)) for rank in ranks[:3]]
-        return "".join(f"\nThe end of {path}:\n{tail.rstrip()}" for path, tail in tails if tail.strip())
-
     def say_goodbye(self, reason: str, timeout_s: float) -> None:
         """Ask every worker to end, and wait a while for their goodbyes; never raises."""
         end = time.monotonic() + timeout_s
@@ -427,20 +309,11 @@ class Head:
             while any(peer.state == "ready" for peer in waiting) and time.monotonic() < end:
                 self._condition.wait(max(0.0, min(POLL_S, end - time.monotonic())))
 
+    def _failed(self, peer: Peer) -> ClusterEnvError:
+        assert peer.failure is not None
+        if peer.failure.kind in FATAL:
+            peer.state = "lost"
+        return failed(peer, peer.failure, self._processes)
 
-_FATAL = ("timeout", "runner_lost", "setup", "spaces")
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
-
-
-def _how_it_ended(ended: Ended) -> str:
-    if ended.signal is not None:
-        try:
-            name = f" ({signals.Signals(ended.signal).name})"
-        except ValueError:
-            name = ""
-        return f"was killed by signal {ended.signal}{name}"
-    return f"ended with exit code {ended.exit_code}"
+    def _lost(self, peer: Peer, what: str, ended: Ended | None = None) -> WorkerLost:
+        return lost(peer, what, self._processes, ended)

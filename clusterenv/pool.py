@@ -7,8 +7,9 @@ import contextlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import select
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -132,25 +133,25 @@ class _Handle:
     replies: list[Any] = field(default_factory=list)
     progress: int = -1
     progress_at: float = 0.0
-    broken: bool = False
+    lost: bool = False
+    """The process has ended or its pipe has."""
 
-    def drain(self, now: float) -> None:
-        """Take what has arrived."""
+    def take(self, now: float) -> bool:
+        """Whether there was a message to take, and not the end of the pipe."""
         try:
-            while not self.broken and self.connection.poll():
-                message = receive(self.connection)
-                if not isinstance(message, Tick):
-                    self.replies.append(message)
-                elif message.progress != self.progress:
-                    self.progress, self.progress_at = message.progress, now
+            message = receive(self.connection)
         except (EOFError, OSError):
-            self.broken = True
+            return False
+        if not isinstance(message, Tick):
+            self.replies.append(message)
+        elif message.progress != self.progress:
+            self.progress, self.progress_at = message.progress, now
+        return True
 
     def kill(self) -> None:
-        """The process and all that it started are gone."""
+        """The process and all that it started have been killed, if it was alive."""
         if self.process.is_alive():
             kill_tree(self.process.pid or 0)
-        self.process.join(GONE_S)
 
 
 class ProcessPool:
@@ -167,6 +168,8 @@ class ProcessPool:
         self._setup = setup
         self._slices = contiguous(setup.num_envs, min(runners, setup.num_envs))
         self._runners: list[_Handle] = []
+        self._poller = select.poll()
+        self._by_fd: dict[int, _Handle] = {}  # those that the poller watches
         self._limit_s: float | None = None  # without progress, for the command in work
 
     def start(self, deadline_s: float) -> RunnerReady:
@@ -178,7 +181,7 @@ class ProcessPool:
             with _one_thread_each():
                 multiprocessing.forkserver.ensure_running()
             for number, setup in enumerate(split_setup(self._setup, self._slices)):
-                self._runners.append(_start(number, setup))
+                self._watch(_start(number, setup))
             answers = self._wait_until_built(deadline, deadline_s)
             ready = merge_ready(answers, self._slices)
         except BaseException:
@@ -199,7 +202,7 @@ class ProcessPool:
             try:
                 send(runner.connection, part)
             except OSError:
-                runner.broken = True  # `check` tells how it ended
+                runner.lost = True  # `check` tells how it ended
 
     def poll(self) -> Reply | None:
         """See Pool."""
@@ -212,29 +215,24 @@ class ProcessPool:
 
     def fds(self) -> list[int]:
         """See Pool."""
-        return [
-            fd
-            for runner in self._runners
-            if not runner.broken
-            for fd in (runner.connection.fileno(), runner.process.sentinel)
-        ]
+        return list(self._by_fd)
 
     def check(self, now: float) -> None:
         """See Pool."""
+        self._drain(now)
         for runner in self._runners:
-            runner.drain(now)
-            self._check_alive(runner)
-        if self._limit_s is None:
-            return
-        for runner in self._runners:
-            if not runner.replies and now - runner.progress_at > self._limit_s:
-                runner.kill()
-                runner.broken = True
-                setting = "" if self._limit_s == AGENT_TIMEOUT_S else "step_timeout_s = "
-                raise StepTimeout(
-                    f"{runner.place} made no progress for {now - runner.progress_at:.1f} s "
-                    f"(limit {setting}{self._limit_s:g} s); it was killed"
-                )
+            if runner.lost:
+                raise _loss_of(runner)
+            if self._limit_s is None or runner.replies or now - runner.progress_at <= self._limit_s:
+                continue
+            runner.kill()
+            runner.process.join(GONE_S)
+            runner.lost = True
+            setting = "" if self._limit_s == AGENT_TIMEOUT_S else "step_timeout_s = "
+            raise StepTimeout(
+                f"{runner.place} made no progress for {now - runner.progress_at:.1f} s "
+                f"(limit {setting}{self._limit_s:g} s); it was killed"
+            )
 
     def pids(self) -> list[int]:
         """See Pool."""
@@ -244,53 +242,76 @@ class ProcessPool:
         """See Pool."""
         atexit.unregister(self.close)
         runners, self._runners = self._runners, []
+        self._by_fd.clear()
+        self._poller = select.poll()
         for runner in runners:
-            runner.connection.close()  # an idle runner ends now, a busy one when it answers
-        deadline = time.monotonic() + timeout_s
-        waiting = [runner.process.sentinel for runner in runners]
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for sentinel in wait(waiting, left):
-                waiting.remove(sentinel)  # type: ignore[arg-type]  # they are numbers
+            runner.connection.close()  # an idle runner ends now, a busy one after the step under way
+        _wait_for_ends(runners, timeout_s)
         for runner in runners:
             runner.kill()
-            with contextlib.suppress(ValueError):  # not even SIGKILL ended it yet
+        _wait_for_ends(runners, GONE_S)
+        for runner in runners:
+            with contextlib.suppress(ValueError):  # not even SIGKILL has ended it yet
                 runner.process.close()
+
+    def _watch(self, runner: _Handle) -> None:
+        self._runners.append(runner)
+        for fd in (runner.connection.fileno(), runner.process.sentinel):
+            self._by_fd[fd] = runner
+            self._poller.register(fd, select.POLLIN)
+
+    def _drain(self, now: float) -> None:
+        """Take all that has arrived."""
+        while ready := self._poller.poll(0):
+            for fd, _ in ready:
+                runner = self._by_fd[fd]
+                if fd == runner.connection.fileno() and runner.take(now):
+                    continue
+                runner.lost = True
+                self._poller.unregister(fd)
+                del self._by_fd[fd]
 
     def _take(self) -> list[Any] | None:
         """One answer of each runner, once all have given theirs."""
-        now = time.monotonic()
-        for runner in self._runners:
-            runner.drain(now)
+        self._drain(time.monotonic())
         if not all(runner.replies for runner in self._runners):
             return None
         return [runner.replies.pop(0) for runner in self._runners]
 
     def _wait_until_built(self, deadline: float, deadline_s: float) -> list[RunnerReady]:
         while (answers := self._take()) is None:
-            for runner in self._runners:
-                self._check_alive(runner)
             left = deadline - time.monotonic()
-            if left <= 0:
-                slow = next(runner for runner in self._runners if not runner.replies)
-                raise SetupTimeout(
-                    f"{slow.place} was not built within setup_timeout_s = {deadline_s:g} s; it was killed"
-                )
-            wait(self.fds(), left)
+            for runner in self._runners:
+                if runner.lost:
+                    raise _loss_of(runner)
+                if left <= 0 and not runner.replies:
+                    raise SetupTimeout(
+                        f"{runner.place} was not built within setup_timeout_s = {deadline_s:g} s; "
+                        "it was killed"
+                    )
+            self._poller.poll(1000 * max(0.0, left))
         for answer in answers:
             if isinstance(answer, Failed):
                 raise answer.error()
         return answers
 
-    def _check_alive(self, runner: _Handle) -> None:
-        """Raise if the process has ended, or cannot be talked to any more."""
-        if runner.process.exitcode is None and not runner.broken:
-            return
-        runner.process.join(EXIT_S)  # a closed pipe is seen before the exit that closed it
-        code = runner.process.exitcode
-        if code is None:
-            runner.kill()
-            raise RunnerLost(f"{runner.place} closed its pipe; it was killed")
-        raise RunnerLost(f"{runner.place} ended: {describe_exit(code)}", exit_code=code)
+
+def _loss_of(runner: _Handle) -> RunnerLost:
+    """How the runner ended; it has ended now."""
+    runner.process.join(EXIT_S)  # a closed pipe is seen before the exit that closed it
+    code = runner.process.exitcode
+    if code is None:
+        runner.kill()
+        return RunnerLost(f"{runner.place} closed its pipe; it was killed")
+    return RunnerLost(f"{runner.place} ended: {describe_exit(code)}", exit_code=code)
+
+
+def _wait_for_ends(runners: Sequence[_Handle], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    sentinels: list[Any] = [runner.process.sentinel for runner in runners]
+    while sentinels and (left := deadline - time.monotonic()) > 0:
+        for sentinel in wait(sentinels, left):
+            sentinels.remove(sentinel)
 
 
 def _start(number: int, setup: RunnerSetup) -> _Handle:

@@ -12,57 +12,30 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
 from clusterenv.errors import SetupTimeout, WorkerLost
-from clusterenv.head import Ended, Head, Peer
+from clusterenv.head import Head
 from clusterenv.launchers import make_launcher
 from clusterenv.launchers.base import Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout
+from clusterenv.peers import Ended, Peer
+from clusterenv.sources import EnvSource
 from clusterenv.transport import Buffer, Connection, Envelope, RunKeys, Server
 from clusterenv.transport import messages as m
 from clusterenv.worker import Worker
 
 if TYPE_CHECKING:
-    from clusterenv.pool import Pool
     from clusterenv.commands import RunnerSetup
+    from clusterenv.pool import Pool
 
 LauncherConfig = LocalConfig | SlurmConfig
 
 GOODBYE_S = 3.0
 """Seconds that workers have to leave on their own when a run closes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvSource:
-    """The environments of all workers: pickled callables, and which one builds each global environment."""
-
-    blobs: list[bytes]
-    blob_of: list[int]
-
-    def part(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
-        """The blobs that a slice of environments needs, and which one each uses."""
-        used = self.blob_of[first : first + count]
-        kept = sorted(set(used))
-        return [self.blobs[i] for i in kept], [kept.index(i) for i in used]
-
-
-def deal(num_envs: int, workers: int) -> list[int]:
-    """How many environments each worker gets: equal numbers, the first ones one more."""
-    each, more = divmod(num_envs, workers)
-    return [each + (rank < more) for rank in range(workers)]
-
-
-class Session(Protocol):
-    """A run that is up."""
-
-    head: Head
-
-    def close(self, *, keep_logs: bool) -> None:
-        """End the workers and remove what the run made; may be called twice, never raises."""
 
 
 @dataclass(slots=True)
@@ -196,7 +169,7 @@ def _copy(frame: Buffer) -> memoryview:
 
 
 def _serial_hello() -> m.Hello:
-    from clusterenv.worker import hello
+    from clusterenv.service import hello
 
     return hello(0)
 

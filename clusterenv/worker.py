@@ -6,35 +6,17 @@
 from __future__ import annotations
 
 import os
-import platform
-import socket
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clusterenv import native
 from clusterenv.batches import ActBatch, Buffer, Fragment, FrameReader, ResetBatch, StepBatch
-from clusterenv.config import SyncConfig
-from clusterenv.distributions import Family, Kind
-from clusterenv.errors import ClusterEnvError, DeadlineError, EnvError, RunnerLost
-from clusterenv.layout import SpaceLayout
-from clusterenv.policy_sync import (
-    Decision,
-    ReferenceSamples,
-    SyncReason,
-    decide,
-    mean_divergence,
-    sample_size,
-)
 from clusterenv.commands import (
     Act,
     Collect,
@@ -49,20 +31,27 @@ from clusterenv.commands import (
     SetAgent,
     Step,
 )
+from clusterenv.config import SyncConfig
+from clusterenv.distributions import Family, Kind
+from clusterenv.errors import ClusterEnvError, DeadlineError, EnvError, RunnerLost
+from clusterenv.layout import SpaceLayout
+from clusterenv.policy_sync import (
+    Decision,
+    ReferenceSamples,
+    SyncReason,
+    decide,
+    mean_divergence,
+    sample_size,
+)
 from clusterenv.transport import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from clusterenv.pool import Pool
-    from clusterenv.transport.client import Client
 
 Frames = Sequence[Any]
 Send = Callable[[m.Message, Frames, int], None]
 MakePool = Callable[[RunnerSetup, int], "Pool"]
 Starting = Callable[[], AbstractContextManager[None]]
-
-PACKAGES = ("clusterenv-rl", "gymnasium", "numpy", "torch", "pyzmq")
 
 
 @dataclass(slots=True)
@@ -414,120 +403,3 @@ class Worker:
 
 def _family(reference: m.Reference) -> Family:
     return Family(Kind(reference.family), tuple(reference.family_sizes))
-
-
-def hello(rank: int) -> m.Hello:
-    """Who this process is."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "missing"
-    return m.Hello(
-        rank=rank,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        python=platform.python_version(),
-        executable=sys.executable,
-        versions=versions,
-        cpus=len(os.sched_getaffinity(0)),
-    )
-
-
-def main(connection: Path, rank: int, incarnation: int = 0, connect_timeout_s: float = 60.0) -> int:
-    """Serve the head named by the connection file until it says close or falls silent; the exit code."""
-    from clusterenv.pool import ProcessPool
-    from clusterenv.transport.client import Client
-    from clusterenv.transport.curve import Connection
-
-    client = Client(Connection.read(connection), incarnation=incarnation)
-    try:
-        client.connect(connect_timeout_s)
-        service = _Service(client, rank)
-        worker = Worker(service.send, ProcessPool, service.beating)
-        return service.serve(worker)
-    finally:
-        client.close(linger_s=1.0)
-
-
-class _Service:
-    """The loop around a Worker: socket, heartbeats, and the head's silence."""
-
-    def __init__(self, client: Client, rank: int) -> None:
-        self._client = client
-        self._rank = rank
-        self._lease_s = 10.0
-        self._grace_s = 60.0  # until the Welcome says otherwise
-        self._heard_at = time.monotonic()
-        self._beat_at = 0.0
-        self._worker: Worker | None = None
-        self._queued: list[Any] = []
-
-    def send(self, message: m.Message, frames: Frames, sequence: int) -> None:
-        self._client.send(message, frames, sequence=sequence)
-
-    def serve(self, worker: Worker) -> int:
-        self._worker = worker
-        self.send(hello(self._rank), (), 0)
-        try:
-            while worker.closing is None:
-                fds = worker.pool.fds() if worker.pool is not None else []
-                self._turn(fds)
-                worker.on_pool()
-                worker.check(time.monotonic())
-                if self._silent():
-                    worker.closing = "the head is silent"
-        finally:
-            worker.close(timeout_s=5.0)
-        return worker.exit_code
-
-    def _turn(self, fds: list[int]) -> None:
-        """Wait a little for news from the head or the pool; then give the worker what came."""
-        assert self._worker is not None
-        envelopes, _ = self._client.receive(self._interval_s(), fds)
-        envelopes = [*self._queued, *envelopes]
-        self._queued = []
-        for envelope in envelopes:
-            self._heard_at = time.monotonic()
-            if isinstance(envelope.message, m.Welcome):
-                self._lease_s = envelope.message.lease_s
-                self._grace_s = envelope.message.head_grace_s
-            self._worker.on_message(envelope.sequence, envelope.message, envelope.frames)
-        self._beat()
-
-    def _interval_s(self) -> float:
-        return min(1.0, self._lease_s / 5)
-
-    def _beat(self) -> None:
-        assert self._worker is not None
-        now = time.monotonic()
-        if now - self._beat_at >= self._interval_s():
-            self._beat_at = now
-            self.send(self._worker.heartbeat(), (), 0)
-
-    def _silent(self) -> bool:
-        return time.monotonic() - self._heard_at > self._grace_s
-
-    @contextmanager
-    def beating(self) -> Iterator[None]:
-        """A thread owns the socket while the main thread, whose end would end the runners, builds them."""
-        stop = threading.Event()
-
-        def beat() -> None:
-            while not stop.is_set():
-                envelopes, _ = self._client.receive(0.2, [])
-                if envelopes:
-                    self._heard_at = time.monotonic()
-                    self._queued += envelopes
-                self._beat()
-                if self._silent():
-                    os._exit(1)  # the forkserver and runners end with this process
-
-        thread = threading.Thread(target=beat, name="clusterenv-heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()

@@ -36,7 +36,8 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     _, alive = psutil.wait_procs([child for child in _children() - processes], timeout=5)
     assert not [child.cmdline() for child in alive]
     assert not list(folder.glob("clusterenv-*"))
-    assert not [path for path in set(Path("/dev/shm").iterdir()) - segments if path.name.startswith("clusterenv")]
+    new = set(Path("/dev/shm").iterdir()) - segments
+    assert not [path for path in new if path.name.startswith("clusterenv")]
 
 
 def _children() -> set[psutil.Process]:

@@ -12,7 +12,8 @@ import pytest
 
 from clusterenv.config import EnvConfig
 from clusterenv.errors import AgentError, EnvError, LaunchError, SetupTimeout, WorkerLost
-from clusterenv.head import Ended, Head
+from clusterenv.head import Head
+from clusterenv.peers import Ended
 from clusterenv.policy import Snapshot
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
@@ -66,9 +67,7 @@ class Wire:
 
     def say(self, message: m.Message, peer: bytes = b"w0", sequence: int = 0) -> None:
         assert self.head is not None
-        envelope = Envelope(
-            peer=peer, incarnation=0, sequence=sequence, message=message, frames=[], nbytes=0
-        )
+        envelope = Envelope(peer=peer, incarnation=0, sequence=sequence, message=message, frames=[], nbytes=0)
         self.head.on_message(envelope)
 
     def last(self, kind: type) -> Any:
@@ -175,7 +174,7 @@ def test_lost_runner_is_a_lost_worker_at_once(ready: Wire, kind: str) -> None:
 
 def test_silent_worker_is_lost_after_its_lease(ready: Wire) -> None:
     ready.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
-    with pytest.raises(WorkerLost, match="worker 1 .*sent nothing for"):
+    with pytest.raises(WorkerLost, match=r"worker 1 .*sent nothing for"):
         step(ready)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -180,6 +181,17 @@ def test_pack_rows_passes_on_what_a_sequence_of_the_caller_raises() -> None:
 
     with pytest.raises(RuntimeError, match="broken"):
         pack_rows(Broken(), np.zeros((0, 4), np.float32))
+
+
+def test_pack_rows_keeps_no_reference() -> None:
+    row, scalar = np.zeros(4, np.float32), np.float64(0.5)
+    before = sys.getrefcount(row), sys.getrefcount(scalar)
+    for _ in range(10):
+        pack_rows([row, row], np.empty((2, 4), np.float32))
+        pack_rows([scalar], np.empty(1))
+        with pytest.raises(TypeError):
+            pack_rows([row, scalar], np.empty((2, 4), np.float32))
+    assert (sys.getrefcount(row), sys.getrefcount(scalar)) == before
 
 
 def test_pack_rows_keeps_rows_alive_while_another_thread_replaces_them() -> None:

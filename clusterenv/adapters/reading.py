@@ -107,10 +107,10 @@ def to_array(values: object) -> Array:
     """The values of a tensor as a NumPy array, of float32 if they are real; shares memory where it can."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
-    tensor = values.detach()
-    if tensor.device.type != "cpu":
+    tensor = values.detach() if values.requires_grad else values
+    if not tensor.is_cpu:
         tensor = tensor.cpu()
-    if tensor.is_floating_point() and tensor.dtype is not torch.float32:
+    if tensor.dtype is not torch.float32 and tensor.is_floating_point():
         tensor = tensor.float()
     array: Array = tensor.numpy()
     return array

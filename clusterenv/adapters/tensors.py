@@ -50,16 +50,15 @@ def place_of(agent: object) -> tuple[torch.device, torch.dtype]:
 
 def to_tensors(obs: Nested, device: torch.device, dtype: torch.dtype) -> Nested:
     """A nested batch as tensors with memory of their own: reals in the agent's dtype, others as they are."""
+    if type(obs) is np.ndarray and obs.dtype == np.float32 and dtype is torch.float32 and device == CPU:
+        return torch.from_numpy(obs.copy())  # what nearly every call asks for
     if isinstance(obs, Mapping):
         return {key: to_tensors(part, device, dtype) for key, part in obs.items()}
     if isinstance(obs, tuple):
         return tuple(to_tensors(part, device, dtype) for part in obs)
     if obs.dtype.kind != "f":
         return torch.from_numpy(np.array(obs)).to(device)
-    tensor = torch.from_numpy(np.array(obs, dtype=np.float32 if dtype is torch.float32 else obs.dtype))
-    if dtype is torch.float32 and device == CPU:
-        return tensor
-    return tensor.to(device, dtype)
+    return torch.from_numpy(np.array(obs)).to(device, dtype)
 
 
 def export_state(agent: object) -> dict[str, Array]:

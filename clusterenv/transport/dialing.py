@@ -18,7 +18,7 @@ from clusterenv.transport.sockets import ROUTING_ID_BYTES, Socket, bounded_socke
 _HEAD_START_S = 0.25
 """How long a more likely endpoint is tried before the next one joins in."""
 
-_REFUSED_PATIENCE_S = 3.0
+_REFUSED_PATIENCE_S = 2.0
 """Once an endpoint has refused us, the others have this long to do better."""
 
 _RETRY_S = (0.5, 1.0)
@@ -197,5 +197,5 @@ def _plain_connect(endpoint: str) -> str | None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=0.5):
             return None
-    except OSError as error:
-        return error.strerror or str(error)
+    except (OSError, OverflowError) as error:  # the latter for a port above 65535
+        return str(getattr(error, "strerror", None) or error)

@@ -227,7 +227,7 @@ class Server:
         return True
 
     def _open(self, identity: bytes, parts: list[zmq.Frame], seen: int) -> Envelope:
-        if len(identity.removesuffix(EXPRESS_SUFFIX)) != ROUTING_ID_BYTES:
+        if identity[ROUTING_ID_BYTES:] not in (b"", EXPRESS_SUFFIX) or len(identity) < ROUTING_ID_BYTES:
             raise ProtocolError(f"a routing id of {len(identity)} bytes; expected {ROUTING_ID_BYTES}")
         if seen > len(parts):
             raise ProtocolError(

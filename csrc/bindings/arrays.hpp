@@ -41,6 +41,8 @@ std::uint64_t checked_count(py::handle object, const char* name, std::uint64_t l
 /// Positive sizes of the parts of a row.
 std::vector<std::size_t> checked_sizes(py::handle object, const char* name);
 
+// The views below live as long as the arguments that they were made of.
+
 template <typename T>
 std::span<const T> input_vector(py::handle object, const char* name, py::ssize_t length = kAnyLength) {
     const py::array array = checked_array(object, name, py::dtype::of<T>());
@@ -73,8 +75,7 @@ MatrixView<T> output_matrix(py::handle object, const char* name, std::size_t row
     return {{static_cast<T*>(array.mutable_data()), static_cast<std::size_t>(array.size())}, rows, cols};
 }
 
-/// Whether an array is float64 (else it is float32); TypeError for any other dtype. Decides which kernel
-/// runs.
+/// Whether an array is float64; if not, it is float32, or else a TypeError.
 bool is_double(py::handle object, const char* name);
 
 /// To copy this many bytes takes about as long as to compute with one value.

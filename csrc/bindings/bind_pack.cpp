@@ -33,8 +33,7 @@ class RowContract {
                                  expected());
         }
         const auto row = py::reinterpret_borrow<py::array>(object);
-        // Nearly always the very same dtype object; to compare two by value takes longer than to copy a small
-        // row.
+        // Nearly always the very same object; to compare two by value takes longer than to copy a small row.
         const py::dtype seen = row.dtype();
         if (!seen.is(dtype_) && !seen.equal(dtype_)) {
             throw py::type_error(label(index) + " has dtype " + text_of(seen) + "; expected " + expected());
@@ -139,8 +138,7 @@ void store_bytes(py::handle scalar, std::size_t item_bytes, std::byte* out) {
     PyBuffer_Release(&view);
 }
 
-/// Writes one scalar row: a NumPy scalar or 0-d array of the dtype, or a Python number that the dtype holds
-/// exactly.
+/// Writes one scalar row: a NumPy scalar or 0-d array of the dtype, or a Python number that it holds exactly.
 void store_scalar(py::handle row, const RowContract& contract, std::size_t index, std::byte* out) {
     const std::size_t item_bytes = contract.shape().item_bytes;
     const char kind = contract.dtype().kind();

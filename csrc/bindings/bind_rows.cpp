@@ -34,8 +34,7 @@ py::array_t<std::int64_t> sampled_rows(const py::object& valid, const py::object
 void bind_rows(py::module_& m) {
     m.def("sample_rows", &sampled_rows, py::arg("valid"), py::arg("count"), py::kw_only(), py::arg("seed"),
           py::arg("rank"), py::arg("fragment"),
-          "min(count, valid.sum()) different rows of `valid` [m], ascending, keyed by seed, rank and "
-          "fragment.");
+          "min(count, valid.sum()) rows of `valid` [m], different and ascending, keyed by the other three.");
 }
 
 }  // namespace clusterenv::bindings

@@ -2,7 +2,6 @@
 
 PYBIND11_MODULE(_core, m) {
     m.doc() = "Kernels of ClusterEnv in C++; `clusterenv.native` is the only module that imports this one.";
-    m.attr("__version__") = CLUSTERENV_VERSION;
     clusterenv::bindings::bind_kl(m);
     clusterenv::bindings::bind_pack(m);
     clusterenv::bindings::bind_rows(m);

@@ -1,5 +1,4 @@
-// Log-probabilities of one distribution, shared by the divergences and the samplers so that both mean the
-// same.
+// Log-probabilities of one distribution: shared, so that divergences and samplers mean the same.
 #pragma once
 
 #include <cmath>

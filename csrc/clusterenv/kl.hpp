@@ -10,9 +10,8 @@ namespace clusterenv {
 
 /// KL(p || q) of independent categoricals with `sizes[k]` logits each, side by side in a row.
 ///
-/// Work is in double. Equal rows give exactly 0. An outcome that p never takes counts 0; one that only p
-/// takes gives +inf, and so does a row without any possible outcome. NaN only where a parameter is NaN or
-/// +inf.
+/// Computed in double. Equal rows give exactly 0. An outcome that p never takes counts 0; one that only p
+/// takes gives +inf, and so does a row without any possible outcome. NaN comes of NaN and +inf alone.
 template <typename T>
 void kl_categorical(MatrixView<const T> p, MatrixView<const T> q, std::span<const std::size_t> sizes,
                     std::span<double> out);

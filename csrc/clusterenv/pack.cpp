@@ -7,8 +7,7 @@
 namespace clusterenv {
 namespace {
 
-/// Copies one axis after the other, as one block from where the rest is contiguous; gives the end of what it
-/// wrote.
+/// Copies axis by axis, the last as one block where it is contiguous; gives the end of what it wrote.
 std::byte* copy_strided(const std::byte* source, std::span<const std::ptrdiff_t> shape,
                         const std::ptrdiff_t* strides, std::size_t item_bytes, std::byte* out) {
     if (shape.empty()) {

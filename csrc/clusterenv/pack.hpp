@@ -21,8 +21,7 @@ struct RowShape {
     std::size_t bytes() const;
 };
 
-/// Copies row i to `out + i * out_stride`, which must have room for it. Rows may lie anywhere, `out` itself
-/// included where a row is already in its place.
+/// Copies row i to `out + i * out_stride`, which must have room for it. A row may already lie in its place.
 void pack_rows(std::span<const StridedRow> rows, const RowShape& shape, std::byte* out,
                std::ptrdiff_t out_stride);
 

@@ -31,23 +31,19 @@ std::vector<std::int64_t> sample_rows(std::span<const std::uint8_t> valid, std::
     const std::size_t taken = std::min(count, candidates.size());
     require(taken / 2 < kMaxBlocks, "count asks for more rows than the generator has numbers for");
 
-    // Floyd's algorithm: one draw a row taken, and no row twice.
-    std::vector<std::size_t> chosen;
-    chosen.reserve(taken);
+    // Floyd's algorithm: one draw for each row taken. `last` is above all that were drawn before it.
+    std::vector<bool> chosen(candidates.size());
     for (std::size_t index = 0; index < taken; ++index) {
         const std::size_t last = candidates.size() - taken + index;
         const std::size_t pick = draw(index, last, seed, rank, fragment);
-        const auto place = std::lower_bound(chosen.begin(), chosen.end(), pick);
-        if (place != chosen.end() && *place == pick) {
-            chosen.push_back(last);  // above all that were drawn before it
-        } else {
-            chosen.insert(place, pick);
-        }
+        chosen[chosen[pick] ? last : pick] = true;
     }
     std::vector<std::int64_t> rows;
     rows.reserve(taken);
-    for (const std::size_t pick : chosen) {
-        rows.push_back(candidates[pick]);
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+        if (chosen[i]) {
+            rows.push_back(candidates[i]);
+        }
     }
     return rows;
 }

@@ -1,9 +1,8 @@
 // Actions drawn from the flat parameters of a policy's distribution, with their log-probabilities.
 //
 // The noise of a row is a pure function of (seed, env id, step, dimension): neither the other rows of a batch
-// nor their order change what is drawn. Rows are checked before anything is written; std::invalid_argument
-// names the first that is not a distribution (NaN; a categorical without a possible outcome; a Gaussian that
-// is not finite).
+// nor their order change what is drawn. All rows are checked before anything is written; a row that is no
+// distribution (NaN, nothing possible, a Gaussian that is not finite) is named in a std::invalid_argument.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +20,7 @@ struct NoiseKeys {
     std::span<const std::int64_t> steps;
 };
 
-/// Indices [n, number of sizes] from independent categoricals, whose logits lie side by side; -inf is never
-/// drawn.
+/// Indices [n, number of sizes] from categoricals whose logits lie side by side; -inf is never drawn.
 void sample_categorical(MatrixView<const float> params, std::span<const std::size_t> sizes,
                         const NoiseKeys& keys, MatrixView<std::int64_t> actions, std::span<float> log_probs);
 
@@ -30,8 +28,7 @@ void sample_categorical(MatrixView<const float> params, std::span<const std::siz
 void sample_bernoulli(MatrixView<const float> params, const NoiseKeys& keys, MatrixView<std::int8_t> actions,
                       std::span<float> log_probs);
 
-/// Reals [n, D] from D means and D log standard deviations; the log-probability is that of the rounded
-/// action.
+/// Reals [n, D] from D means and D log standard deviations; the log-density is that of the rounded action.
 void sample_diag_gaussian(MatrixView<const float> params, const NoiseKeys& keys, MatrixView<float> actions,
                           std::span<float> log_probs);
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
-import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,27 +26,18 @@ def test_line_is_plain_and_rare_where_it_cannot_be_rewritten(
     assert capsys.readouterr().out == "a\nd\n"
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Standard output is a terminal; the other end of it."""
-    ours, theirs = pty.openpty()
+def test_line_is_rewritten_on_a_terminal_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    with os.fdopen(theirs, "w") as stream:
-        monkeypatch.setattr(sys, "stdout", stream)
-        yield ours
-    os.close(ours)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
+        with contextlib.redirect_stdout(terminal):
+            line = ProgressLine()
+            for text in ("first state", "second state"):
+                line.show(text)
+            line.close()
+            line.say("the end")
+        seen = screen.read(10_000).decode()
 
-
-def test_line_is_rewritten_on_a_terminal_and_taken_away(terminal: int) -> None:
-    line = ProgressLine()
-
-    for text in ("first state", "second state"):
-        line.show(text)
-    line.close()
-    line.say("the end")
-
-    seen = os.read(terminal, 10_000).decode()
     assert "first state" in seen
     assert "second state" in seen
     assert "\x1b[2K" in seen  # the line is erased before it is written again

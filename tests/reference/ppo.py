@@ -1,4 +1,4 @@
-"""One PPO update with the decoupled objective, row by row in double precision; gradients of the formulas by autograd."""
+"""One PPO update with the decoupled objective, row by row in double precision; autograd gives gradients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Settings:
 def updated(
     agent: Agent, rollout: Rollout, settings: Settings, epochs: Sequence[Sequence[list[int]]]
 ) -> Agent:
-    """A copy of `agent` in double precision after the minibatches of `epochs`, lists of numbers of valid rows."""
+    """A double-precision copy of `agent` after the minibatches of `epochs`, which are lists of valid rows."""
     agent = copy.deepcopy(agent).double()
     rows = _rows(agent, rollout, settings)
     parameters = list(agent.parameters())

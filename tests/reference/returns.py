@@ -1,4 +1,4 @@
-"""GAE and V-trace straight from their definitions: sums over the rest of each episode, one environment at a time."""
+"""GAE and V-trace from their definitions: sums over the rest of each episode, one environment at a time."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from clusterenv.transport import messages as m
 
 DEADLINE_S = 20.0
 RUN_ID = 77
-LIMIT_BYTES = 1 << 26
+LIMIT_BYTES = 1 << 24
 
 
 @dataclass
@@ -102,11 +102,13 @@ def raw_worker(run: Run) -> Iterator[zmq.Socket[bytes]]:
         yield dealer
 
 
-def raw_dealer(context: zmq.Context[zmq.Socket[bytes]], connection: Connection) -> zmq.Socket[bytes]:
+def raw_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], connection: Connection, routing_id: bytes = b"r" * 16
+) -> zmq.Socket[bytes]:
     """A connected socket with a worker's keys."""
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
-    dealer.setsockopt(zmq.ROUTING_ID, b"r" * 16)
+    dealer.setsockopt(zmq.ROUTING_ID, routing_id)
     dealer.setsockopt(zmq.RCVTIMEO, int(DEADLINE_S * 1000))
     dealer.curve_serverkey = connection.server_public_key.encode()
     dealer.curve_publickey = connection.client_public_key.encode()

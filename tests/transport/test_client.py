@@ -168,9 +168,15 @@ def test_refusal_by_one_endpoint_leaves_the_others_their_chance(start_run: Start
 
 
 def test_endpoint_with_an_impossible_port_is_an_error(run: Run) -> None:
-    text, _ = failure(run.connection(endpoints=["tcp://127.0.0.1:99999"]), 1)
+    text, _ = failure(run.connection(endpoints=["tcp://127.0.0.1:99999"]), 0.5)
 
-    assert "tcp://127.0.0.1:99999" in text
+    assert "tcp://127.0.0.1:99999: " in text
+
+
+def test_endpoint_that_is_no_address_is_an_error(run: Run) -> None:
+    text, _ = failure(run.connection(endpoints=["tcp://*:5"]), 60)
+
+    assert "tcp://*:5 is no address that can be connected to: Invalid argument" in text
 
 
 def test_client_that_is_not_connected_says_so(run: Run) -> None:

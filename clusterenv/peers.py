@@ -1,0 +1,152 @@
+"""What the head knows of each worker, and the error that says what became of one."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from clusterenv.commands import KINDS
+from clusterenv.errors import ClusterEnvError, EnvError, LaunchError, WorkerLost
+from clusterenv.transport import Envelope
+from clusterenv.transport import messages as m
+
+FATAL = ("timeout", "runner_lost", "setup", "spaces")
+"""Kinds of failure after which a worker ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the process of a worker ended, as its launcher saw it."""
+
+    exit_code: int | None
+    signal: int | None
+    job_id: str | None = None
+
+
+class Processes(Protocol):
+    """What a launcher can tell of the workers' processes."""
+
+    def ended(self) -> Mapping[int, Ended]:
+        """The workers, by rank, whose process is gone."""
+
+    def log_path(self, rank: int) -> Path | None:
+        """Where the worker's output goes."""
+
+    def log_tail(self, rank: int) -> str:
+        """The last lines of the worker's output."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """What the head knows of one worker."""
+
+    rank: int
+    first_env: int
+    num_envs: int
+    welcome: m.Welcome
+    blobs: list[bytes]
+    address: bytes | None = None
+    incarnation: int = 0
+    hello: m.Hello | None = None
+    state: str = "starting"
+    heard_at: float = 0.0
+    sent_at: float = 0.0
+    expected: int = 0
+    reply: Envelope | None = None
+    failure: m.Failure | None = None
+    working_on: int = 0
+    steps: int = 0
+    rate: float = 0.0
+    rate_mark: tuple[float, int] = (0.0, 0)
+    policy: m.PolicyInfo | None = None
+    last_error: str | None = None
+    env_pids: list[int] = field(default_factory=list)
+
+    @property
+    def env_indices(self) -> range:
+        """Global numbers of the worker's environments."""
+        return range(self.first_env, self.first_env + self.num_envs)
+
+    @property
+    def host(self) -> str | None:
+        """The worker's host name, once it has said hello."""
+        return None if self.hello is None else self.hello.host
+
+    @property
+    def rows(self) -> slice:
+        """The worker's rows in a batch of all environments."""
+        return slice(self.first_env, self.first_env + self.num_envs)
+
+
+def lost(
+    peer: Peer,
+    what: str,
+    processes: Processes | None,
+    ended: Ended | None = None,
+    reason: str | None = None,
+) -> WorkerLost:
+    """The error for a worker that is gone: `what` goes on from "worker 3 (host n1, environments 6 to 7)"."""
+    first, last = peer.env_indices[0], peer.env_indices[-1]
+    return WorkerLost(
+        f"worker {peer.rank} (host {peer.host or 'unknown'}, environments {first} to {last}) {what}",
+        rank=peer.rank,
+        host=peer.host,
+        env_indices=peer.env_indices,
+        reason=reason or ("exited" if ended is not None else "silent"),
+        exit_code=None if ended is None else ended.exit_code,
+        signal=None if ended is None else ended.signal,
+        job_id=None if ended is None else ended.job_id,
+        log_path=None if processes is None else processes.log_path(peer.rank),
+        log_tail="" if processes is None else processes.log_tail(peer.rank),
+    )
+
+
+def failed(peer: Peer, failure: m.Failure, processes: Processes | None) -> ClusterEnvError:
+    """The error for a failure that a worker reported."""
+    where = f"worker {peer.rank} on {peer.host}"
+    if failure.kind == "env":
+        action = f" given action {failure.action}" if failure.action else ""
+        return EnvError(
+            f"{where}, environment {failure.env_index}{action}: {failure.message}",
+            env_index=failure.env_index,
+            action=failure.action,
+            remote_traceback=failure.traceback,
+            worker=peer.rank,
+            host=peer.host,
+        )
+    if failure.kind in KINDS or failure.kind == "internal":
+        kind = KINDS.get(failure.kind, ClusterEnvError)
+        return kind(f"{where}: {failure.message}\n\n{failure.traceback}".rstrip())
+    if failure.kind in ("setup", "spaces"):
+        return LaunchError(f"{where}: {failure.message}")
+    code = failure.exit_code
+    ended = Ended(code, -code if code is not None and code < 0 else None)
+    return lost(peer, failure.message, processes, ended, failure.kind)
+
+
+def log_tails(processes: Processes | None, ranks: Sequence[int]) -> str:
+    """The end of the logs of some workers, for an error."""
+    if processes is None:
+        return ""
+    tails = [(processes.log_path(rank), processes.log_tail(rank)) for rank in ranks[:3]]
+    return "".join(f"\nThe end of {path}:\n{tail.rstrip()}" for path, tail in tails if tail.strip())
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Some ranks as words."""
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+
+
+def how_it_ended(ended: Ended) -> str:
+    """The words after "the worker"."""
+    if ended.signal is not None:
+        try:
+            name = f" ({signals.Signals(ended.signal).name})"
+        except ValueError:
+            name = ""
+        return f"was killed by signal {ended.signal}{name}"
+    return f"ended with exit code {ended.exit_code}"

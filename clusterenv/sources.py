@@ -1,0 +1,78 @@
+"""What ClusterEnv is told to run: options or callables, and the callables pickled for the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+
+from clusterenv.config import EnvConfig
+from clusterenv.errors import ConfigError
+
+EnvFn = Callable[[], gym.Env[Any, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSource:
+    """The environments of all workers: pickled callables, and which one builds each global environment."""
+
+    blobs: list[bytes]
+    blob_of: list[int]
+
+    def part(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
+        """The blobs that a slice of environments needs, and which one each uses."""
+        used = self.blob_of[first : first + count]
+        kept = sorted(set(used))
+        return [self.blobs[i] for i in kept], [kept.index(i) for i in used]
+
+
+def deal(num_envs: int, workers: int) -> list[int]:
+    """How many environments each worker gets: equal numbers, the first ones one more."""
+    each, more = divmod(num_envs, workers)
+    return [each + (rank < more) for rank in range(workers)]
+
+
+def configured(
+    env_config: EnvConfig | Mapping[str, Any] | Sequence[EnvFn] | str | None, options: Mapping[str, Any]
+) -> tuple[EnvConfig, list[EnvFn] | None]:
+    """The options, and the callables if environments were given as such.
+
+    Raises:
+        ConfigError: if an option does not exist, or `env_config` is nothing that makes environments.
+    """
+    if isinstance(env_config, EnvConfig):
+        EnvConfig.from_mapping(options)  # names an unknown key
+        return replace(env_config, **options), None
+    if isinstance(env_config, str):
+        return EnvConfig.from_mapping({"env_name": env_config, **options}), None
+    if env_config is None or isinstance(env_config, Mapping):
+        return EnvConfig.from_mapping({**(env_config or {}), **options}), None
+    if not isinstance(env_config, list | tuple) or not env_config or not all(map(callable, env_config)):
+        raise ConfigError(
+            "env_config", env_config, "options, an id, or a list of callables that make environments"
+        )
+    for key in ("type", "env_name", "envs_per_node"):
+        if key in options:
+            raise ConfigError(key, options[key], "nothing when env_config is a list of callables")
+    return EnvConfig.from_mapping(options), list(env_config)
+
+
+def pickled(env_fns: Sequence[EnvFn]) -> EnvSource:
+    """Each distinct callable pickled once."""
+    blobs: list[bytes] = []
+    number_of: dict[int, int] = {}
+    blob_of = []
+    for index, fn in enumerate(env_fns):
+        if id(fn) not in number_of:
+            try:
+                blobs.append(cloudpickle.dumps(fn))
+            except Exception as error:
+                raise ConfigError(
+                    f"callable {index}", fn, f"something that cloudpickle can send to workers ({error})"
+                ) from error
+            number_of[id(fn)] = len(blobs) - 1
+        blob_of.append(number_of[id(fn)])
+    return EnvSource(blobs=blobs, blob_of=blob_of)
