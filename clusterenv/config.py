@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import gymnasium as gym
@@ -16,6 +17,24 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.errors import ConfigError
 
 WORKER_LOSS_POLICIES = ("restart", "drop", "raise")
+SLURM_MODES = ("auto", "sbatch", "array", "srun")
+
+RESERVED_DIRECTIVES = frozenset(
+    {
+        "array",
+        "error",
+        "export",
+        "export-file",
+        "open-mode",
+        "output",
+        "parsable",
+        "quiet",
+        "test-only",
+        "wait",
+        "wrap",
+    }
+)
+"""Options of sbatch that would break what ClusterEnv does with its jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,18 +186,28 @@ class LocalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """Workers as tasks of a Slurm job, one for each node. Values are checked; launching is not there yet."""
+    """Workers on the nodes of a Slurm cluster, one on each; Slurm is asked for what is set here, no more."""
 
-    job_name: str = "clusterenv"
-    """Name of the job."""
     nodes: int = 1
     """Nodes, each with one worker."""
+    min_nodes: int | None = None
+    """Workers with which a run may begin, while the others still wait for their nodes; none: all."""
+    mode: str = "auto"
+    """"sbatch" for one job, "array" for a job of each node, "srun" for steps in the allocation that the head
+    runs in, or "auto": steps if that allocation has at least `nodes` nodes and no option asks for what only
+    a new job can have, else one job."""
+    job_name: str = "clusterenv"
+    """Name of the job."""
     cpus_per_node: int | None = None
     """Cores asked for on each node; none: the site's default."""
     gpus_per_node: int | str | None = None
-    """GPUs asked for on each node, as a number or a gres string."""
+    """GPUs asked for on each node, as a number or a gres such as "a100:2"."""
     mem: str | None = None
-    """Memory of a node, such as "16G"."""
+    """Memory of a node, such as "16G"; only one of the three `mem` options can be set."""
+    mem_per_cpu: str | None = None
+    """Memory for each core asked for."""
+    mem_per_gpu: str | None = None
+    """Memory for each GPU asked for."""
     partition: str | None = None
     """Partition to submit to."""
     account: str | None = None
@@ -187,16 +216,50 @@ class SlurmConfig:
     """Quality of service."""
     constraint: str | None = None
     """Features that the nodes must have."""
+    reservation: str | None = None
+    """Reservation to run in."""
     time_limit: str | None = None
     """Walltime in one of Slurm's forms: "minutes", "hours:minutes:seconds", "days-hours" and so on."""
-    queue_timeout_s: float | None = None
-    """Seconds to wait in the queue; none: without bound."""
+    exclusive: bool = False
+    """Whole nodes, shared with no other job."""
+    warn_s: int = 90
+    """Seconds before the time limit at which Slurm tells the workers to leave; 0: it does not."""
+    directives: Mapping[str, str | int | bool | None] = field(default_factory=dict)
+    """Any other option of sbatch by its long name; True: it has no value; None: leave out one of ours."""
+    setup: str | Sequence[str] = ()
+    """Shell lines that run on the first node of a job before the workers, such as "module load cuda"."""
+    srun_args: Sequence[str] = ()
+    """Further arguments of srun, such as "--cpu-bind=cores"."""
+    use_srun: bool = True
+    """False starts the worker of a one-node job without srun."""
+    python: str | None = None
+    """Absolute path of the workers' interpreter; none: that of the head."""
+    shared_folder: str | Path | None = "~/.clusterenv/runs"
+    """Folder that head and nodes share: keys and logs of a run lie in a private folder in it. None: nothing
+    is shared, and keys travel in the job's environment."""
+    log_folder: str | Path | None = None
+    """Folder for logs, which must exist on every node and is kept; none: the private folder of the run."""
+    interface: str | None = None
+    """Where the head listens: a network interface ("ib0"), an address or a subnet; none: everywhere."""
     port_range: tuple[int, int] | None = None
     """First and last TCP port the head may listen on; none: the system chooses."""
+    queue_timeout_s: float | None = None
+    """Seconds to wait in the queue; none: without bound."""
 
     def __post_init__(self) -> None:
         """Check every value."""
         _at_least("nodes", self.nodes, 1)
+        if self.min_nodes is not None and not (_is_int(self.min_nodes) and 1 <= self.min_nodes <= self.nodes):
+            raise ConfigError("min_nodes", self.min_nodes, f"a whole number from 1 to nodes = {self.nodes}")
+        _one_of("mode", self.mode, SLURM_MODES)
+        self._check_resources()
+        self._check_job()
+        self._check_script()
+        _check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
+        if self.log_folder is not None:
+            _folder("log_folder", self.log_folder)
+
+    def _check_resources(self) -> None:
         if self.cpus_per_node is not None:
             _at_least("cpus_per_node", self.cpus_per_node, 1)
         if _is_int(self.gpus_per_node):
@@ -205,7 +268,19 @@ class SlurmConfig:
             raise ConfigError(
                 "gpus_per_node", self.gpus_per_node, 'a number from 0 or a gres such as "a100:2"'
             )
-        for name in ("job_name", "mem", "partition", "account", "qos", "constraint", "time_limit"):
+        else:
+            _one_line("gpus_per_node", self.gpus_per_node)
+        memory = {name: getattr(self, name) for name in ("mem", "mem_per_cpu", "mem_per_gpu")}
+        for name, value in memory.items():
+            _one_line(name, value)
+            if value is not None and not re.fullmatch(r"\d+[KMGTkmgt]?", value):
+                raise ConfigError(name, value, 'a size for Slurm such as "16G" or "4000M"')
+        given = [name for name, value in memory.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigError(given[1], memory[given[1]], f"None when {given[0]} is set")
+
+    def _check_job(self) -> None:
+        for name in ("job_name", "partition", "account", "qos", "constraint", "reservation", "time_limit"):
             _one_line(name, getattr(self, name))
         if self.time_limit is not None and not re.fullmatch(
             r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}|UNLIMITED", self.time_limit
@@ -213,9 +288,76 @@ class SlurmConfig:
             raise ConfigError(
                 "time_limit", self.time_limit, 'a Slurm time such as "02:00:00", "90" or "1-12"'
             )
-        if self.queue_timeout_s is not None:
-            _positive("queue_timeout_s", self.queue_timeout_s)
-        check_port_range(self.port_range)
+        for name in ("exclusive", "use_srun"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(name, getattr(self, name), "True or False")
+        if not (_is_int(self.warn_s) and 0 <= self.warn_s <= 65535):
+            raise ConfigError("warn_s", self.warn_s, "a whole number of seconds from 0 to 65535")
+        if self.mode == "srun" and self.asks_for_a_job:
+            name = self.asks_for_a_job[0]
+            raise ConfigError(
+                name,
+                getattr(self, name),
+                'nothing with mode="srun", whose steps run in the present allocation',
+            )
+
+    def _check_script(self) -> None:
+        if not isinstance(self.directives, Mapping):
+            raise ConfigError("directives", self.directives, "a mapping from options of sbatch to values")
+        for name, value in self.directives.items():
+            if not (isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)):
+                raise ConfigError("directives key", name, 'a long option without dashes, such as "mail-type"')
+            if name in RESERVED_DIRECTIVES:
+                raise ConfigError("directives key", name, "an option that ClusterEnv does not need itself")
+            if isinstance(value, str) or not (value is None or isinstance(value, bool) or _is_int(value)):
+                _one_line(f"directives[{name!r}]", value)
+        for name in ("setup", "srun_args"):
+            value = getattr(self, name)
+            parts = [value] if isinstance(value, str) else value
+            if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
+                raise ConfigError(name, value, "a list of texts")
+            if "\0" in "".join(parts):
+                raise ConfigError(name, value, "text without zero bytes")
+        if isinstance(self.srun_args, str):
+            raise ConfigError("srun_args", self.srun_args, "a list, with one text for each argument")
+        _one_line("python", self.python)
+        if self.python is not None and not self.python.startswith("/"):
+            raise ConfigError("python", self.python, "an absolute path, such as that of a venv's python")
+        if not self.use_srun and self.nodes > 1 and self.mode != "array":
+            raise ConfigError("use_srun", False, 'True, unless nodes is 1 or mode is "array"')
+
+    @property
+    def asks_for_a_job(self) -> list[str]:
+        """Names of the options set that only a job of its own can have, not a step."""
+        names = ("partition", "account", "qos", "constraint", "reservation", "time_limit")
+        given = [name for name in names if getattr(self, name) is not None]
+        return given + [name for name in ("exclusive", "directives", "setup") if getattr(self, name)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManualConfig:
+    """Workers that somebody starts by hand, or another scheduler, with the command lines that are printed."""
+
+    nodes: int = 1
+    """Workers to wait for."""
+    cpus_per_node: int | None = None
+    """Runners of each worker; none: one for each core that it may use."""
+    shared_folder: str | Path | None = "~/.clusterenv/runs"
+    """Folder that head and workers share: keys and logs of a run lie in a private folder inside it. None: a
+    folder of this machine, for workers here."""
+    interface: str | None = None
+    """Where the head listens: a network interface ("ib0"), an address or a subnet; none: everywhere."""
+    port_range: tuple[int, int] | None = None
+    """First and last TCP port the head may listen on; none: the system chooses."""
+    queue_timeout_s: float | None = None
+    """Seconds to wait for the workers to be started; none: without bound."""
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        _at_least("nodes", self.nodes, 1)
+        if self.cpus_per_node is not None:
+            _at_least("cpus_per_node", self.cpus_per_node, 1)
+        _check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
 
 
 def unknown_key(where: str, key: str, known: set[str]) -> ConfigError:
@@ -232,6 +374,27 @@ def check_port_range(port_range: tuple[int, int] | None) -> None:
     good = isinstance(port_range, tuple | list) and len(port_range) == 2 and all(map(_is_int, port_range))
     if not good or not 1 <= port_range[0] <= port_range[1] <= 65535:
         raise ConfigError("port_range", port_range, "(first, last) with 1 <= first <= last <= 65535, or None")
+
+
+def _check_connection(
+    shared_folder: str | Path | None,
+    interface: str | None,
+    port_range: tuple[int, int] | None,
+    queue_timeout_s: float | None,
+) -> None:
+    if shared_folder is not None:
+        _folder("shared_folder", shared_folder)
+    _one_line("interface", interface)
+    check_port_range(port_range)
+    if queue_timeout_s is not None:
+        _positive("queue_timeout_s", queue_timeout_s)
+
+
+def _folder(name: str, value: object) -> None:
+    if not isinstance(value, str | Path) or not str(value).isprintable() or "\\" in str(value):
+        raise ConfigError(name, value, "the path of a folder, of one line and without backslashes")
+    if not Path(value).expanduser().is_absolute():
+        raise ConfigError(name, value, 'an absolute path, or one that begins with "~"')
 
 
 def _is_int(value: object) -> TypeGuard[int]:

@@ -112,10 +112,10 @@ def test_envs_lists_names_with_their_source(
 
 
 def test_worker_passes_its_three_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clusterenv import worker
+    from clusterenv import service
 
     calls = []
-    monkeypatch.setattr(worker, "main", lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(service, "main", lambda *arguments: calls.append(arguments) or 0)
 
     assert cli.main(["worker", "--connection", "a/file", "--rank", "3", "--incarnation", "2"]) == 0
     assert cli.main(["worker", "--connection", "a/file", "--rank", "3"]) == 0
@@ -140,7 +140,7 @@ def test_module_form_runs_and_stops_without_complaint_when_its_reader_goes() -> 
 @pytest.mark.process
 def test_worker_starts_without_the_libraries_of_a_learner() -> None:
     code = (
-        "import sys, clusterenv.cli, clusterenv.worker, clusterenv.transport.client\n"
+        "import sys, clusterenv.cli, clusterenv.service, clusterenv.transport.client\n"
         "heavy = {'torch', 'tyro', 'matplotlib', 'tensorboard', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig, SyncConfig
+from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig, SyncConfig
 from clusterenv.errors import ConfigError
 
 WHOLE_FROM_1 = [0, -1, 2.0, math.nan, "8", None, True]
 SECONDS = [0, -1.0, math.nan, "10", True]
 PORT_RANGES = [5555, (1,), (0, 10), (20, 10), (1, 65536), (1.0, 2.0), "12", (1, 2, 3)]
+MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
+SLURM_TEXTS = (
+    *("job_name", "partition", "account", "qos", "constraint", "reservation", "time_limit"),
+    *MEMORY,
+)
+FOLDERS = [(SlurmConfig, "shared_folder"), (SlurmConfig, "log_folder"), (ManualConfig, "shared_folder")]
+INTERFACES = ["", "a\nb", 3]
 
 REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (EnvConfig, "type", ["", None, 3], "the name of a backend or environment"),
@@ -44,10 +51,28 @@ REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (SlurmConfig, "cpus_per_node", [0, -1, 1.0, "2"], "a whole number from 1"),
     (SlurmConfig, "gpus_per_node", [-1], "a whole number from 0"),
     (SlurmConfig, "gpus_per_node", [1.0, True, ["a100"]], 'a number from 0 or a gres such as "a100:2"'),
-    *(
-        (SlurmConfig, name, ["", "a\nb", "a\r", 3], "text of one line")
-        for name in ("job_name", "mem", "partition", "account", "qos", "constraint", "time_limit")
-    ),
+    *((SlurmConfig, name, ["", "a\nb", "a\r", 3], "text of one line") for name in SLURM_TEXTS),
+    (SlurmConfig, "min_nodes", [0, 2, 1.0, True], "a whole number from 1 to nodes = 1"),
+    (SlurmConfig, "mode", ["ssh", None, "Auto"], '"auto" or "sbatch" or "array" or "srun"'),
+    (SlurmConfig, "gpus_per_node", [""], "text of one line"),
+    *((SlurmConfig, name, ["16 G", "lots", "-1"], "a size for Slurm") for name in MEMORY),
+    (SlurmConfig, "exclusive", [1, "user", None], "True or False"),
+    (SlurmConfig, "use_srun", [0, None], "True or False"),
+    (SlurmConfig, "warn_s", [-1, 65536, 1.5, None], "a whole number of seconds from 0 to 65535"),
+    (SlurmConfig, "directives", [["exclusive"], "exclusive", None], "a mapping from options of sbatch"),
+    (SlurmConfig, "setup", [3, None, [1], {"a": 1}], "a list of texts"),
+    (SlurmConfig, "setup", ["a\0b", ["a", "\0"]], "text without zero bytes"),
+    (SlurmConfig, "srun_args", [3, None, [1]], "a list of texts"),
+    (SlurmConfig, "srun_args", ["--cpu-bind=cores"], "a list, with one text for each argument"),
+    (SlurmConfig, "python", ["python3", "bin/python", "~/env/bin/python"], "an absolute path"),
+    *((config, name, [3, "a\nb", "/a\\b"], "the path of a folder") for config, name in FOLDERS),
+    *((config, name, ["runs", ""], "an absolute path") for config, name in FOLDERS),
+    (SlurmConfig, "interface", INTERFACES, "text of one line"),
+    (ManualConfig, "interface", INTERFACES, "text of one line"),
+    (ManualConfig, "nodes", WHOLE_FROM_1, "a whole number from 1"),
+    (ManualConfig, "cpus_per_node", [0, -1, 1.0, "2"], "a whole number from 1"),
+    (ManualConfig, "queue_timeout_s", SECONDS, "a number of seconds above 0"),
+    (ManualConfig, "port_range", PORT_RANGES, "1 <= first <= last <= 65535"),
     (SlurmConfig, "time_limit", ["2h", "1:2:3:4", "-1", "1:5", "1-", "90 "], "a Slurm time such as"),
     (SlurmConfig, "queue_timeout_s", SECONDS, "a number of seconds above 0"),
     (SlurmConfig, "port_range", PORT_RANGES, "1 <= first <= last <= 65535"),
@@ -113,7 +138,7 @@ def test_config_accepts_a_value_that_works(config: type[Any], name: str, value: 
 
 def test_every_option_of_the_configs_has_a_test_of_its_check() -> None:
     unchecked = {"env_kwargs", "wrappers", "serial"}
-    for config in (EnvConfig, LocalConfig, SlurmConfig):
+    for config in (EnvConfig, LocalConfig, ManualConfig, SlurmConfig):
         refused = {name for cls, name, *_ in REFUSED if cls is config}
         assert {item.name for item in dataclasses.fields(config)} - refused <= unchecked
 
@@ -189,7 +214,7 @@ def test_config_error_is_a_value_error_and_survives_pickling() -> None:
     assert (copy.name, copy.value, copy.expected) == ("envs_per_node", 0, "a whole number from 1")
 
 
-@pytest.mark.parametrize("config", [EnvConfig(), LocalConfig(), SlurmConfig()])
+@pytest.mark.parametrize("config", [EnvConfig(), LocalConfig(), ManualConfig(), SlurmConfig()])
 def test_config_is_frozen_and_takes_keywords_only(config: Any) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.nodes = 2

@@ -1,4 +1,4 @@
-"""Finding the compiled core, and that one module alone does so."""
+"""Finding the compiled core."""
 
 from __future__ import annotations
 
@@ -58,9 +58,3 @@ def test_no_installed_distribution_is_said_in_one_sentence(checkout: Path) -> No
         f"ImportError: {checkout}/clusterenv has no compiled core and clusterenv-rl is not installed: "
         f"run `pip install {checkout}`"
     )
-
-
-def test_native_alone_imports_the_core() -> None:
-    mention = re.compile(r"^\s*(import|from) .*\b_core\b", re.MULTILINE)
-    users = {path.name for path in PACKAGE.rglob("*.py") if mention.search(path.read_text(encoding="utf-8"))}
-    assert users == {"native.py"}

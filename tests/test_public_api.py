@@ -53,7 +53,7 @@ def test_packages_say_that_they_are_typed(package: str) -> None:
         ("clusterenv.register_env", ("numpy", "gymnasium", "torch", "zmq")),
         ("clusterenv.cli", ("numpy", "gymnasium", "torch", "zmq")),
         ("clusterenv.env", ("torch",)),
-        ("clusterenv.worker", ("torch",)),
+        ("clusterenv.service", ("torch",)),
         ("clusterenv.runner_process", ("zmq",)),
     ],
 )

@@ -58,6 +58,8 @@ class WorkerStatus:
     exit_code: int | None
     signal: int | None
     log_path: Path
+    detail: str = ""
+    """What else the launcher knows, such as "Slurm job 12 is PENDING (Resources)"."""
 
     @property
     def ending(self) -> str:
@@ -67,7 +69,8 @@ class WorkerStatus:
             return f"was ended by signal {self.signal} ({_signal_name(self.signal)}{hint})"
         if self.exit_code is not None:
             return f"exited with code {self.exit_code}"
-        return "has not started" if self.state is WorkerState.PENDING else f"is {self.state.value}"
+        told = "has not started" if self.state is WorkerState.PENDING else f"is {self.state.value}"
+        return f"{told}: {self.detail}" if self.detail else told
 
 
 class Request(Protocol):

@@ -37,11 +37,8 @@ _PEERS_LOGGED = 1024
 _MESSAGES_A_TURN = 64
 """Messages taken before those who want to connect have their turn."""
 
-_REFUSALS = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+"""Not the handshakes that the peer broke off: a worker that found a better endpoint does so."""
 
 
 class Server:

@@ -1,0 +1,325 @@
+"""Workers as Slurm jobs: submitted, watched without waiting for Slurm, replaced, and always cancelled."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from clusterenv.errors import LaunchError
+from clusterenv.launchers.base import WorkerState, WorkerStatus, end_of_log
+from clusterenv.launchers.slurm_commands import Slurm
+from clusterenv.launchers.slurm_request import SlurmRequest, SlurmScript
+from clusterenv.launchers.slurm_states import JobId, JobInfo, explain_pending, shell_status
+from clusterenv.launchers.slurm_watch import JobWatch
+
+AT_EXIT_S = 2.0
+"""How long jobs may take to end when the interpreter exits without a `cancel`."""
+KILLED_WITHIN_S = 10.0
+"""How long Slurm may take to end killed jobs before the wait for it is given up."""
+AT_LEAST_S = 2.0
+"""How long a command may take that must be tried, however late it is."""
+RECORDS_EVERY_S = 1.0
+"""Seconds between two looks into the run's folder, which may lie on a busy file server."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A job, or job array, that Slurm has accepted."""
+
+    id: JobId
+    script: SlurmScript
+    hosts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Its hosts as they were when it started; Slurm strikes lost ones from a job that goes on without."""
+
+    def key(self, rank: int) -> str:
+        """How Slurm names what holds this rank."""
+        return f"{self.id}_{rank}" if self.script.array else str(self.id)
+
+    @property
+    def keys(self) -> list[str]:
+        """How Slurm names its elements, or itself."""
+        return [self.key(rank) for rank in self.script.ranks] if self.script.array else [str(self.id)]
+
+    @property
+    def holds_one_worker(self) -> bool:
+        """Whether ending it ends no other worker."""
+        return len(self.script.ranks) == 1 and not self.script.array
+
+
+class SlurmLauncher:
+    """Submits one job for all workers, or an array, and a job of one node for each that must be replaced.
+
+    Slurm is only ever asked on threads of this object's own, but by `submit` and `cancel`.
+    """
+
+    def __init__(self, request: SlurmRequest, slurm: Slurm) -> None:
+        """Be ready to submit `request` by `slurm`; nothing runs yet."""
+        self._request = request
+        self._slurm = slurm
+        self._watch = JobWatch(slurm.query, self._on_change)
+        self._queue = ThreadPoolExecutor(max_workers=1, thread_name_prefix="clusterenv-sbatch")
+        self._pending: list[Future[None]] = []
+        self._lock = threading.RLock()  # a signal handler may cancel while this thread is inside
+        self._jobs: list[_Job] = []
+        self._job_of: dict[int, _Job] = {}
+        self._troubles: dict[int, str] = {}
+        self._why_it_waits: dict[str, str] = {}
+        self._records: dict[str, str] = {}
+        self._records_at = -RECORDS_EVERY_S
+        self._used = False
+        self._cancelled = False
+        self._owner_pid = os.getpid()
+
+    def request(self) -> SlurmRequest:
+        """What `submit` would start; asking has no effect."""
+        return self._request
+
+    def submit(self) -> None:
+        """Hand all workers to Slurm.
+
+        Raises:
+            LaunchError: if Slurm refuses the job, with all that it says, or if this launcher was used before.
+        """
+        with self._lock:
+            if self._used:
+                raise LaunchError("this launcher has started or cancelled its workers before; make a new one")
+            self._used = True
+        atexit.register(self._cancel_at_exit)
+        # On the other thread, so that Ctrl-C cannot lose the number of a job that Slurm has accepted.
+        self._later(lambda: self._submit(self._request.first())).result()
+
+    def respawn(self, rank: int, incarnation: int) -> None:
+        """Have the worker of `rank` started again as `incarnation`; returns at once, `poll` tells the rest.
+
+        A job that Slurm has put back into its queue brings the worker back by itself; else a job of one node
+        is submitted, and what is left of the old one is cancelled if no other worker is in it.
+
+        Raises:
+            LaunchError: if the workers were cancelled.
+        """
+        if self._cancelled:
+            raise LaunchError("the workers were cancelled; none is started again")
+        self._troubles[rank] = ""
+        self._later(lambda: self._replace(rank, incarnation))
+
+    def poll(self) -> list[WorkerStatus]:
+        """The status of every worker, by rank, as it was known at the last look."""
+        self._read_records()
+        with self._lock:
+            return [self._status(rank) for rank in range(len(self._request.commands))]
+
+    def log_tail(self, rank: int, lines: int = 20) -> str:
+        """The end of the worker's log, or of its job's if the worker has none; nothing if not shared."""
+        if self._request.log_folder is None:
+            return ""
+        tail = end_of_log(self._request.log_path(rank), lines)
+        job = self._job_of.get(rank)
+        if tail or job is None:
+            return tail
+        path = self._request.job_log_path(job.key(rank))
+        return "" if path is None else end_of_log(path, lines)
+
+    def look_soon(self) -> None:
+        """Ask Slurm within moments, since something has happened that its answer may explain."""
+        self._watch.look_soon()
+
+    def cancel(self, timeout_s: float) -> None:
+        """End every job, pending ones too: those that do not follow SIGTERM within `timeout_s` are killed.
+
+        May be called at any time, from any thread and any number of times.
+        """
+        if os.getpid() != self._owner_pid:  # a fork of the head: the jobs are not its own
+            return
+        self._used = self._cancelled = True
+        deadline = time.monotonic() + timeout_s
+        self._queue.shutdown(wait=False, cancel_futures=True)
+        wait(self._pending, timeout=max(timeout_s, 1.0))  # a job that is just being accepted gets its number
+        try:
+            told = self._all_ended() or self._scancel(deadline, kill=False)
+            if told and not self._all_ended():
+                self._scancel(time.monotonic() + KILLED_WITHIN_S, kill=True)
+        finally:
+            self._watch.stop()
+            atexit.unregister(self._cancel_at_exit)
+        left = [str(job) for job in self._watch.running()]
+        if left:
+            _log.warning(
+                "Slurm jobs were cancelled but are not known to have ended; to make sure: scancel %s",
+                " ".join(left),
+            )
+
+    # --- submitting -------------------------------------------------------------------------------------
+
+    def _later(self, action: Callable[[], None]) -> Future[None]:
+        future = self._queue.submit(action)
+        self._pending = [each for each in self._pending if not each.done()] + [future]
+        return future
+
+    def _submit(self, script: SlurmScript) -> None:
+        request = self._request
+        path = request.run_dir / script.name
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(script.text)
+        if request.log_folder is not None:
+            with suppress(OSError):  # it may exist on the nodes alone
+                request.log_folder.mkdir(parents=True, exist_ok=True)
+        job = _Job(self._slurm.submit(path, (), script.secret_env), script)
+        _log.info("Slurm has accepted job %s for %d workers", job.id, len(script.ranks))
+        with self._lock:
+            self._jobs.append(job)
+            for rank in script.ranks:
+                self._job_of[rank] = job
+                self._troubles.pop(rank, None)
+        self._watch.add(job.id, len(script.ranks) if script.array else 0)
+
+    def _replace(self, rank: int, incarnation: int) -> None:
+        try:
+            self._watch.refresh()
+            old = self._job_of.get(rank)
+            info = None if old is None else self._watch.info(old.key(rank))
+            if info is not None and info.state is WorkerState.PENDING:
+                _log.info("Slurm itself brings worker %d back: job %s is %s", rank, old and old.id, info)
+                self._troubles.pop(rank, None)
+                return
+            if old is not None and not (info is not None and info.ended):
+                self._drop(old, rank)
+            self._submit(self._request.replacement(rank, incarnation))
+        except (LaunchError, OSError) as error:
+            _log.warning("worker %d could not be started again: %s", rank, error)
+            self._troubles[rank] = f"could not be started again: {error}"
+
+    def _drop(self, job: _Job, rank: int) -> None:
+        """End what is left of a worker, if that ends no other."""
+        if job.holds_one_worker or job.script.array:
+            self._slurm.cancel([JobId(job.key(rank), job.id.cluster)])
+
+    # --- watching ---------------------------------------------------------------------------------------
+
+    def _on_change(self, key: str, info: JobInfo) -> None:
+        """Tell of a change; runs on the thread that watches."""
+        job = next((each for each in self._jobs if key in each.keys), None)
+        if job is not None and info.hosts:
+            job.hosts.setdefault(f"{key}.{info.restarts}", info.hosts)
+        if job is not None and info.lost_its_script and not self._cancelled:
+            _log.warning(
+                "Slurm job %s has lost %s, where its script ran, and would hold its other nodes until its "
+                "time limit; it is cancelled, and its workers are to be started again",
+                key,
+                info.batch_host,
+            )
+            with suppress(LaunchError):
+                self._slurm.cancel([job.id])
+        why = None
+        if info.state is WorkerState.PENDING and info.reason is not None:
+            facts = self._slurm.partition(info.partition) if info.partition is not None else {}
+            why = explain_pending(info.reason, info.partition, facts)
+        if why is None:
+            self._why_it_waits.pop(key, None)
+            _log.info("Slurm job %s is %s", key, info)
+        else:
+            self._why_it_waits[key] = why
+            _log.warning("Slurm job %s is %s and may never start: %s", key, info, why)
+
+    def _status(self, rank: int) -> WorkerStatus:
+        job = self._job_of.get(rank)
+        state, code, signal, host, detail = WorkerState.PENDING, None, None, None, "not submitted"
+        key = None if job is None else job.key(rank)
+        trouble = self._troubles.get(rank)
+        if trouble is not None:
+            state = WorkerState.FAILED if trouble else WorkerState.PENDING
+            detail = trouble or "is being submitted"
+        elif job is not None and key is not None:
+            info = self._watch.info(key)
+            detail = f"Slurm job {key}"
+            if info is not None:
+                state, code, signal = self._ending(job, rank, info)
+                host = self._host(job, rank, info)
+                detail = " ".join([f"{detail} is {info}", *self._hints(key)])
+        return WorkerStatus(
+            rank=rank,
+            state=state,
+            pid=None,
+            host=host,
+            job_id=key,
+            exit_code=code,
+            signal=signal,
+            log_path=self._request.log_path(rank),
+            detail=detail,
+        )
+
+    def _hints(self, key: str) -> Iterator[str]:
+        if key in self._why_it_waits:
+            yield f"and may never start: {self._why_it_waits[key]}"
+        if self._watch.silent_s:
+            yield f"as far as is known: Slurm has not answered for {self._watch.silent_s:.0f} s"
+
+    def _ending(self, job: _Job, rank: int, info: JobInfo) -> tuple[WorkerState, int | None, int | None]:
+        """(state, exit code, signal) of a worker: by its own record if there is one, else by its job."""
+        if info.state is WorkerState.PENDING:
+            return info.state, None, None
+        record = self._records.get(self._request.exit_path(rank, job.script.incarnation).name)
+        if record is not None:
+            code, _, restarts = record.partition(" ")
+            if code.isdigit() and restarts.isdigit() and int(restarts) >= info.restarts:
+                exit_code, signal = shell_status(int(code))
+                return WorkerState.FAILED if int(code) else WorkerState.EXITED, exit_code, signal
+        if info.lost_its_script:
+            return WorkerState.FAILED, None, None
+        return info.state, info.exit_code, info.signal
+
+    @staticmethod
+    def _host(job: _Job, rank: int, info: JobInfo) -> str | None:
+        hosts = job.hosts.get(f"{job.key(rank)}.{info.restarts}", info.hosts)
+        number = 0 if job.script.array else job.script.ranks.index(rank)
+        return hosts[number] if number < len(hosts) else None
+
+    def _read_records(self) -> None:
+        """Learn which workers have left an exit code in the run's folder."""
+        now = time.monotonic()
+        if not self._request.shared or not self._jobs or now - self._records_at < RECORDS_EVERY_S:
+            return
+        self._records_at = now
+        try:
+            found = {path.name: path for path in self._request.run_dir.iterdir() if path.suffix == ".exit"}
+            records = {name: path.read_text().strip() for name, path in found.items()}
+        except OSError:  # one was just removed by a worker that starts again; the next look is soon
+            return
+        if records != self._records:
+            self._records = records
+            self._watch.look_soon()  # Slurm may know why they ended
+
+    # --- cancelling -------------------------------------------------------------------------------------
+
+    def _cancel_at_exit(self) -> None:
+        self.cancel(AT_EXIT_S)
+
+    def _scancel(self, deadline: float, *, kill: bool) -> bool:
+        """Tell all jobs to end and wait until they have; whether Slurm has taken note."""
+        told = False
+        pause_s = 0.05
+        while True:
+            left_s = max(AT_LEAST_S, deadline - time.monotonic())
+            try:
+                if not told:
+                    self._slurm.cancel([job.id for job in self._jobs], kill=kill, timeout_s=left_s)
+                    told = True
+                self._watch.refresh(left_s)
+            except LaunchError as error:
+                _log.warning("Slurm jobs could not be cancelled: %s", error)
+            if self._all_ended() or time.monotonic() >= deadline:
+                return told
+            time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
+            pause_s = min(pause_s * 2, 1.0)
+
+    def _all_ended(self) -> bool:
+        return not self._watch.running()

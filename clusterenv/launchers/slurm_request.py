@@ -1,0 +1,242 @@
+"""The job scripts of a run, as text made from options alone: nothing is run, read or looked up here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterenv.config import SlurmConfig
+from clusterenv.launchers.base import WORKER_DEFAULTS, WorkerCommand
+
+SHELL = "/bin/bash"
+WARNING = "USR1"
+"""Signal that Slurm sends `warn_s` before the time limit; workers that do not know it ignore it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmScript:
+    """One job, or job array, with the workers that it starts."""
+
+    name: str
+    """Name of its file."""
+    text: str
+    ranks: tuple[int, ...]
+    incarnation: int
+    array: bool
+    secret_env: Mapping[str, str] = field(repr=False)
+    """What the job needs in its environment, and no text may show."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmRequest:
+    """The workers to be started, by rank, and how Slurm is asked for them."""
+
+    config: SlurmConfig
+    commands: tuple[WorkerCommand, ...]
+    run_dir: Path
+
+    @property
+    def array(self) -> bool:
+        """Whether each worker has a job of its own from the start."""
+        return self.config.mode == "array"
+
+    @property
+    def shared(self) -> bool:
+        """Whether the nodes see the run's folder."""
+        return self.config.shared_folder is not None
+
+    @property
+    def log_folder(self) -> Path | None:
+        """Where logs go; None where no folder is known to exist on the nodes."""
+        if self.config.log_folder is not None:
+            return Path(self.config.log_folder).expanduser()
+        return self.run_dir if self.shared else None
+
+    def log_path(self, rank: int) -> Path:
+        """The log of a worker; on its node if nothing is shared."""
+        return (self.log_folder or self.run_dir) / f"worker-{rank}.log"
+
+    def exit_path(self, rank: int, incarnation: int) -> Path:
+        """Where the shell around a worker leaves its exit code, if the folder is shared."""
+        return self.run_dir / f"worker-{rank}.{incarnation}.exit"
+
+    def job_log_path(self, job_id: str) -> Path | None:
+        """The output of a job's batch script; `job_id` is "12", or "12_3" in an array."""
+        return None if self.log_folder is None else self.log_folder / f"job-{job_id}.log"
+
+    def script(self) -> str:
+        """The job script that starts all workers; secrets are left out."""
+        return self.first().text
+
+    def first(self) -> SlurmScript:
+        """The job, or job array, of all workers."""
+        return self._script("job.sh", tuple(range(len(self.commands))), 0, array=self.array)
+
+    def replacement(self, rank: int, incarnation: int) -> SlurmScript:
+        """A job of one node that starts the worker of one rank again."""
+        return self._script(f"job-{rank}.{incarnation}.sh", (rank,), incarnation, array=False)
+
+    def _script(self, name: str, ranks: tuple[int, ...], incarnation: int, *, array: bool) -> SlurmScript:
+        nodes = 1 if array else len(ranks)
+        secret_env = {key: value for rank in ranks for key, value in self.commands[rank].secret_env.items()}
+        worker = self._worker(ranks, incarnation, array=array)
+        setup = self.config.setup if isinstance(self.config.setup, str) else "\n".join(self.config.setup)
+        parts = [
+            f"#!{SHELL}",
+            *self._directives(nodes, ranks, array=array, export=bool(secret_env)),
+            "",
+            *(f"# The environment of sbatch brings {name}, whose value is not shown." for name in secret_env),
+            *(f'export {name}="${{{name}:-{value}}}"' for name, value in WORKER_DEFAULTS.items()),
+            *([setup] if setup else []),
+            "",
+            *(self._started_by_srun(nodes, worker) if self.config.use_srun else worker),
+            "",
+        ]
+        return SlurmScript(name, "\n".join(parts), ranks, incarnation, array, secret_env)
+
+    def _directives(self, nodes: int, ranks: Sequence[int], *, array: bool, export: bool) -> list[str]:
+        config = self.config
+        options: dict[str, str | int | bool | None] = {
+            "job-name": config.job_name,
+            "array": f"{ranks[0]}-{ranks[-1]}" if array else None,
+            "nodes": nodes,
+            "ntasks-per-node": 1,
+            "cpus-per-task": config.cpus_per_node,
+            "gres": gres(config.gpus_per_node),
+            "mem": config.mem,
+            "mem-per-cpu": config.mem_per_cpu,
+            "mem-per-gpu": config.mem_per_gpu,
+            "partition": config.partition,
+            "account": config.account,
+            "qos": config.qos,
+            "constraint": config.constraint,
+            "reservation": config.reservation,
+            "time": config.time_limit,
+            "exclusive": config.exclusive,
+            # Those on other nodes go on when a node is lost; without, Slurm ends the whole job.
+            "no-kill": nodes > 1,
+            # It goes to steps alone, so that without srun nobody would hear it.
+            "signal": f"{WARNING}@{config.warn_s}" if config.warn_s and config.use_srun else None,
+            "export": "ALL" if export else None,
+            "output": self._job_log_pattern(array),
+            "open-mode": "append",
+            **config.directives,
+        }
+        return [
+            f"#SBATCH {option(name, value)}"
+            for name, value in options.items()
+            if value is not None and value is not False
+        ]
+
+    def _job_log_pattern(self, array: bool) -> str:
+        if self.log_folder is None:
+            return "/dev/null"
+        return str(self.log_folder).replace("%", "%%") + f"/job-{'%A_%a' if array else '%j'}.log"
+
+    def _started_by_srun(self, nodes: int, worker: Sequence[str]) -> list[str]:
+        end = "END_OF_WORKER"
+        while end in "\n".join(worker).split("\n"):
+            end += "_"
+        arguments = [
+            f"--nodes={nodes}",
+            f"--ntasks={nodes}",
+            *resources(self.config),
+            *(["--no-kill"] if nodes > 1 else []),
+            # A worker that ends is the head's business: the others go on, whatever the site's defaults are.
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            "--export=ALL",
+            *self.config.srun_args,
+        ]
+        return [
+            f"IFS= read -r -d '' worker <<'{end}' || true",
+            *worker,
+            end,
+            f'srun {shlex.join(arguments)} {SHELL} -c "$worker"',
+        ]
+
+    def _worker(self, ranks: Sequence[int], incarnation: int, *, array: bool) -> list[str]:
+        """What runs on each node: shell lines around the worker's command."""
+        rank = "$SLURM_ARRAY_TASK_ID" if array else "$SLURM_PROCID" if len(ranks) > 1 else str(ranks[0])
+        count = "${SLURM_RESTART_COUNT:-0}"
+        incarnation_word = f'"$(({incarnation} + {count}))"' if incarnation else f'"{count}"'
+        lines = [
+            f"rank={rank}",
+            "# Slurm signals everything in a step: this shell waits for the worker to leave by itself.",
+            "trap : TERM",
+            f"trap '' {WARNING}",
+        ]
+        if self.log_folder is not None:
+            lines.append(f"exec >>{self._ranked(self.log_folder, 'worker-', '.log')} 2>&1")
+        if self.shared:
+            lines.append(f"ended={self._ranked(self.run_dir, 'worker-', f'.{incarnation}.exit')}")
+            lines.append('rm -f "$ended"')
+        lines += [
+            'echo "== rank $rank, Slurm job $SLURM_JOB_ID on $SLURMD_NODENAME, $(taskset -cp $$)"',
+            *self._command_lines(ranks, incarnation_word),
+        ]
+        if self.shared:
+            lines += [
+                "code=$?",
+                'echo "$code ${SLURM_RESTART_COUNT:-0}" >"$ended.new" && mv "$ended.new" "$ended"',
+                'exit "$code"',
+            ]
+        return lines
+
+    @staticmethod
+    def _ranked(folder: Path, before: str, after: str) -> str:
+        return f'{shlex.quote(f"{folder}/{before}")}"$rank"{shlex.quote(after)}'
+
+    def _command_lines(self, ranks: Sequence[int], incarnation: str) -> list[str]:
+        """One line for all ranks if their commands differ by nothing but their rank, else a case for each."""
+        commands = {rank: self._own_python(self.commands[rank]) for rank in ranks}
+        lines = {shell_line(command, rank) for rank, command in commands.items()}
+        if len(lines) == 1:
+            return [f"{lines.pop()} --incarnation {incarnation}"]
+        cases = [
+            f"{rank}) {shell_line(command)} --incarnation {incarnation} ;;"
+            for rank, command in commands.items()
+        ]
+        return ['case "$rank" in', *cases, "esac"]
+
+    def _own_python(self, command: WorkerCommand) -> WorkerCommand:
+        if self.config.python is None:
+            return command
+        return WorkerCommand((self.config.python, *command.argv[1:]), command.env, command.secret_env)
+
+
+def shell_line(command: WorkerCommand, rank: int | None = None) -> str:
+    """The command as a shell reads it, with `"$rank"` in the place of arguments that are `rank`."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
+    words += ['"$rank"' if word == str(rank) else shlex.quote(word) for word in command.argv]
+    return " ".join(words)
+
+
+def option(name: str, value: str | int | bool) -> str:
+    """A long option as a line of directives holds it; Slurm reads quotes and backslashes as C does."""
+    if value is True:
+        return f"--{name}"
+    text = str(value)
+    if not re.fullmatch(r"[\w@%+=:,./-]+", text, re.ASCII):
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        text = f'"{escaped}"'
+    return f"--{name}={text}"
+
+
+def resources(config: SlurmConfig) -> list[str]:
+    """What srun must be told again: since 22.05 it does not take it from the job."""
+    cpus, gpus = config.cpus_per_node, gres(config.gpus_per_node)
+    return [
+        *([f"--cpus-per-task={cpus}"] if cpus is not None else []),
+        *([f"--gres={gpus}"] if gpus is not None else []),
+    ]
+
+
+def gres(gpus: int | str | None) -> str | None:
+    """GPUs as a generic resource: 2 is "gpu:2", "a100:2" is "gpu:a100:2"."""
+    if isinstance(gpus, str):
+        return gpus if gpus.split(":")[0] == "gpu" else f"gpu:{gpus}"
+    return f"gpu:{gpus}" if gpus else None
