@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
-from clusterenv.batches import ActBatch, EpisodeRecord, Fragment
+from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, absent_step
 from clusterenv.config import EnvConfig
-from clusterenv.head import Head, Reply
+from clusterenv.head import Absent, Fresh, Head, Reply, Returned
 from clusterenv.layout import SpaceLayout
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
@@ -37,7 +37,7 @@ class Sample:
 class Acted:
     """One step with the agent: each worker's batch, and what the agent passed thinks of what was done."""
 
-    batches: list[ActBatch]
+    outcomes: list[ActBatch | Returned | Absent]
     info: dict[str, Any]
 
 
@@ -79,12 +79,9 @@ class Acting:
         snapshot = self._publisher.publish(adapter)
         self._head.publish(snapshot)
         if snapshot.agent != self._agent_sent:
-            blob = adapter.dumps()
-            self._head.call(lambda _: (m.AgentMessage(agent=snapshot.agent), (blob,)), m.Ack)
+            self._head.introduce(m.AgentMessage(agent=snapshot.agent), adapter.dumps())
             self._agent_sent = snapshot.agent
             self._samples.clear()
-            for peer in self._head.peers:
-                peer.policy = None
         return snapshot
 
     # --- rollout ----------------------------------------------------------------------------------------
@@ -105,7 +102,10 @@ class Acting:
             )
             return message, frames
 
-        fragments = [self._fragment(reply) for reply in self._head.call(command, m.FragmentReply)]
+        fragments: list[Fragment | None] = []
+        while not any(fragments):  # never an empty batch: all lost at once, so wait for the first to return
+            outcomes = self._head.call(command, m.FragmentReply)
+            fragments = [self._fragment(o) if isinstance(o, Reply) else None for o in outcomes]
         return assemble(
             fragments,
             obs_layout=self._obs,
@@ -113,6 +113,7 @@ class Acting:
             first_envs=[peer.first_env for peer in self._head.peers],
             published_version=snapshot.version,
             kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
+            num_envs=sum(peer.num_envs for peer in self._head.peers),
         )
 
     def _fragment(self, reply: Reply[m.FragmentReply]) -> Fragment:
@@ -163,8 +164,11 @@ class Acting:
             broadcast = self._is_broadcast(peer, snapshot)
             return m.ActCommand(version=snapshot.version, reference=reference, has_weights=broadcast), frames
 
-        batches = [self._act_batch(reply) for reply in self._head.call(command, m.ActReply)]
-        return Acted(batches, self._act_info(batches, obs, snapshot.version))
+        outcomes = [
+            self._act_batch(outcome) if isinstance(outcome, Reply) else outcome
+            for outcome in self._head.call(command, m.ActReply, fresh=Fresh.SHOW)
+        ]
+        return Acted(outcomes, self._act_info(outcomes, obs, snapshot.version))
 
     def _act_batch(self, reply: Reply[m.ActReply]) -> ActBatch:
         peer, message = reply.peer, reply.message
@@ -181,10 +185,20 @@ class Acting:
         return batch
 
     def _act_info(
-        self, batches: Sequence[ActBatch], obs: Sequence[Sequence[Array]], version: int
+        self,
+        outcomes: Sequence[ActBatch | Returned | Absent],
+        obs: Sequence[Sequence[Array]],
+        version: int,
     ) -> dict[str, Any]:
-        """Action, log-prob and value of the agent passed, and how far each worker is from it."""
+        """Action, log-prob and value of the agent passed, and how far each worker is from it.
+
+        Rows of a worker that did not act are zeros.
+        """
         peers = self._head.peers
+        batches = [
+            outcome if isinstance(outcome, ActBatch) else self._no_act(peer, version)
+            for peer, outcome in zip(peers, outcomes, strict=True)
+        ]
         behaviour = np.concatenate([batch.log_probs for batch in batches])
         log_probs, values = behaviour.copy(), np.concatenate([batch.values for batch in batches])
         lagging = [peer for peer in peers if batches[peer.rank].policy_version != version]
@@ -195,23 +209,27 @@ class Acting:
             assert self._adapter is not None
             judged = self._adapter[1].evaluate(self._obs.nest(seen), self._actions.nest(done))
             log_probs[rows], values[rows] = judged.log_probs, judged.values
+        versions = np.array([batch.policy_version for batch in batches], dtype=np.int64)
+        lags = np.array([policy_lag(version, int(u)) for u in versions], dtype=np.int64)
+        kl = np.array([0.0 if peer.policy is None else peer.policy.kl for peer in peers])
+        syncs = np.array([0 if peer.policy is None else peer.policy.sync_count for peer in peers], np.int64)
         counts = [peer.num_envs for peer in peers]
-        policies = [peer.policy for peer in peers]
-        versions = [batch.policy_version for batch in batches]
         return {
             "action": self._actions.nest(_joined([batch.actions for batch in batches])),
             "log_prob": log_probs,
             "value": values,
             "behaviour_log_prob": behaviour,
-            "policy_version": np.repeat(np.array(versions, dtype=np.int64), counts),
-            "policy_lag": np.repeat(
-                np.array([policy_lag(version, u) for u in versions], dtype=np.int64), counts
-            ),
-            "kl": np.repeat(np.array([p.kl if p else 0.0 for p in policies], dtype=np.float64), counts),
-            "sync_count": np.repeat(
-                np.array([p.sync_count if p else 0 for p in policies], dtype=np.int64), counts
-            ),
+            "policy_version": np.repeat(versions, counts),
+            "policy_lag": np.repeat(lags, counts),
+            "kl": np.repeat(kl, counts),
+            "sync_count": np.repeat(syncs, counts),
         }
+
+    def _no_act(self, peer: Peer, version: int) -> ActBatch:
+        zeros = np.zeros(peer.num_envs, np.float32)
+        actions = [np.zeros((peer.num_envs, *leaf.shape), leaf.dtype) for leaf in self._actions.leaves]
+        step = absent_step([], peer.num_envs)
+        return ActBatch(step=step, actions=actions, log_probs=zeros, values=zeros, policy_version=version)
 
     # --- what travels with a command --------------------------------------------------------------------
 

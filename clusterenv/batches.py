@@ -69,6 +69,18 @@ class StepBatch:
         )
 
 
+def absent_step(obs: list[Array], num_envs: int, *, truncated: bool = False) -> StepBatch:
+    """A step in which nothing happened but, if `truncated`, the end of every episode."""
+    return StepBatch(
+        obs=obs,
+        rewards=np.zeros(num_envs, np.float64),
+        terminations=np.zeros(num_envs, np.bool_),
+        truncations=np.full(num_envs, truncated, np.bool_),
+        final_index=np.zeros(0, np.int64),
+        final_obs=[],
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class ActBatch:
     """One step taken by the policy: the step, what was done and what the policy thought of it."""

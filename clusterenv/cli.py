@@ -131,7 +131,7 @@ def _worker(words: list[str]) -> int:
     )
     parser.add_argument("--connection", type=Path, required=True, metavar="FILE", help="written by the head")
     parser.add_argument("--rank", type=int, required=True, help="which worker this is, from 0")
-    parser.add_argument("--incarnation", type=int, default=0, help="how often this rank was started before")
+    parser.add_argument("--incarnation", type=int, help="how often this rank was started before")
     options = parser.parse_args(words)
     from clusterenv.service import main
 

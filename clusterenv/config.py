@@ -81,8 +81,10 @@ class EnvConfig:
     """Versions between two pulls, unless max_lag or max_age_s asks for one."""
     sync: str = "adaptive"
     """"adaptive" (AAPS), "every", "interval:k", "broadcast" or "never"."""
-    on_worker_loss: str = "raise"
-    """What happens when a worker is lost: "raise"; "restart" and "drop" are not available yet."""
+    on_worker_loss: str = "restart"
+    """What happens when a worker is lost: "restart" it, "drop" it for good, or "raise"."""
+    max_restarts: int = 10
+    """Restarts of one worker within an hour; one more loss is an error."""
     lease_s: float = 10.0
     """Seconds of silence after which a worker counts as lost."""
     head_grace_s: float | None = None
@@ -102,6 +104,7 @@ class EnvConfig:
         _at_least("envs_per_node", self.envs_per_node, 1)
         _at_least("n_ref", self.n_ref, 1)
         _at_least("max_lag", self.max_lag, 1)
+        _at_least("max_restarts", self.max_restarts, 0)
         _at_least("min_interval", self.min_interval, 1)
         _at_least("max_message_bytes", self.max_message_bytes, 1 << 16)
         if self.seed is not None and not (_is_int(self.seed) and self.seed >= 0):
@@ -120,10 +123,6 @@ class EnvConfig:
             raise ConfigError("env_name", self.env_name, 'an id such as "LunarLander-v3"')
         _one_of("api", self.api, ("gymnasium", "gym"))
         _one_of("on_worker_loss", self.on_worker_loss, WORKER_LOSS_POLICIES)
-        if self.on_worker_loss != "raise":
-            raise ConfigError(
-                "on_worker_loss", self.on_worker_loss, '"raise": "restart" and "drop" are not available yet'
-            )
         if not isinstance(self.sync, str) or not re.fullmatch(
             r"adaptive|every|interval:[1-9]\d*|broadcast|never", self.sync
         ):

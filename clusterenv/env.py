@@ -17,9 +17,10 @@ from gymnasium.vector.utils import batch_space
 
 from clusterenv import reset_args
 from clusterenv.acting import Acting
-from clusterenv.batches import FrameReader, ResetBatch, StepBatch
+from clusterenv.batches import ActBatch, FrameReader, ResetBatch, StepBatch, absent_step
 from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
 from clusterenv.errors import AgentError, ConfigError, StateError, UseAfterClose, WorkerLost
+from clusterenv.head import Absent, Fresh, Reply, Returned
 from clusterenv.infos import batch_infos, decode_infos
 from clusterenv.layout import SpaceLayout
 from clusterenv.peers import Peer
@@ -249,6 +250,9 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         base = int(seed) % (1 << 62) if mask is None and reset_args.is_int(seed) else None
         payload = [] if remaining is None else [cloudpickle.dumps(remaining)]
         head = self._running().head
+        if base is not None:
+            head.seeded(base)
+        self._call(head.wait_present)
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
             part = None if mask is None else mask[peer.rows].tolist()
@@ -257,21 +261,25 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             )
             return message, payload
 
-        replies = self._call(lambda: head.call(command, m.ResetReply))
         batches = [
-            ResetBatch.of_frames(
-                reply.frames,
-                self._layouts()[0],
-                num_envs=reply.peer.num_envs,
-                infos=reply.message.infos,
-            )
-            for reply in replies
+            self._reset_batch(outcome) for outcome in self._call(lambda: head.call(command, m.ResetReply))
         ]
         self._ended[slice(None) if mask is None else mask] = False
         obs = self._observed([batch.obs for batch in batches])
         if self.config.api == "gym":
             return obs
         return obs, batch_infos(_decoded(batch.infos for batch in batches), self.num_envs)
+
+    def _reset_batch(self, outcome: Reply[m.ResetReply] | Returned | Absent) -> ResetBatch:
+        """What a worker's reset gave; for one that is away its last observations, zeros if there are none."""
+        layout, peer = self._layouts()[0], outcome.peer
+        if isinstance(outcome, Absent):
+            known = None if self._last_obs is None else self._last_obs[peer.rank]
+            zeros = [np.zeros((peer.num_envs, *leaf.shape), leaf.dtype) for leaf in layout.leaves]
+            return ResetBatch(obs=known or zeros)
+        return ResetBatch.of_frames(
+            outcome.frames, layout, num_envs=peer.num_envs, infos=outcome.message.infos
+        )
 
     def step(self, actions: Nested) -> Nested:
         """One step of every environment, with actions [N, ...] or with an agent that the workers act with.
@@ -307,14 +315,15 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
             return m.StepCommand(), [np.ascontiguousarray(leaf[peer.rows]) for leaf in leaves]
 
-        batches = []
-        for reply in self._call(lambda: head.call(command, m.StepReply)):
-            peer, message = reply.peer, reply.message
+        def batch(reply: Reply[m.StepReply]) -> StepBatch:
+            message = reply.message
             reader = FrameReader(reply.frames)
-            batch = reader.done(StepBatch.read(reader, obs_layout, peer.num_envs, message.num_final))
-            batch.infos, batch.final_infos = message.infos, message.final_infos
-            batches.append(batch)
-        return self._stepped(batches, {})
+            read = reader.done(StepBatch.read(reader, obs_layout, reply.peer.num_envs, message.num_final))
+            read.infos, read.final_infos = message.infos, message.final_infos
+            return read
+
+        outcomes = self._call(lambda: head.call(command, m.StepReply, fresh=Fresh.SHOW))
+        return self._stepped([batch(o) if isinstance(o, Reply) else o for o in outcomes], {})
 
     def _step_agent(self, agent: object) -> StepReturn:
         self._running()
@@ -324,9 +333,12 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         acted = self._call(lambda: acting.act(agent, last_obs))
         everyone = np.ones(self.num_envs, dtype=np.bool_)
         info = {**acted.info, **{f"_{key}": everyone.copy() for key in acted.info}}
-        return self._stepped([batch.step for batch in acted.batches], info)
+        return self._stepped([o.step if isinstance(o, ActBatch) else o for o in acted.outcomes], info)
 
-    def _stepped(self, batches: list[StepBatch], info: dict[str, Any]) -> StepReturn:
+    def _stepped(self, outcomes: Sequence[StepBatch | Returned | Absent], info: dict[str, Any]) -> StepReturn:
+        batches = [o if isinstance(o, StepBatch) else self._without_step(o) for o in outcomes]
+        if not all(isinstance(outcome, StepBatch) for outcome in outcomes):
+            info = info | self._who_is_missing(outcomes)
         terminated = np.concatenate([batch.terminations for batch in batches])
         truncated = np.concatenate([batch.truncations for batch in batches])
         if self._autoreset_mode is not AutoresetMode.SAME_STEP:
@@ -340,6 +352,33 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             truncated,
             infos | info,
         )
+
+    def _without_step(self, outcome: Returned | Absent) -> StepBatch:
+        """The rows of a worker that did not step: lost in this step, away, or back with a reset."""
+        peer = outcome.peer
+        if isinstance(outcome, Returned):
+            batch = self._reset_batch(outcome)
+            step = absent_step(batch.obs, peer.num_envs)
+            step.infos = batch.infos
+            return step
+        assert self._last_obs is not None
+        return absent_step(self._last_obs[peer.rank], peer.num_envs, truncated=outcome.just_lost)
+
+    def _who_is_missing(self, outcomes: Sequence[StepBatch | Returned | Absent]) -> dict[str, Any]:
+        """`valid` and `worker_lost` of every row."""
+        valid = np.ones(self.num_envs, np.bool_)
+        worker_lost = np.zeros(self.num_envs, np.bool_)
+        for outcome in outcomes:
+            if not isinstance(outcome, StepBatch):
+                valid[outcome.peer.rows] = False
+                worker_lost[outcome.peer.rows] = isinstance(outcome, Absent) and outcome.just_lost
+        everyone = np.ones(self.num_envs, np.bool_)
+        return {
+            "valid": valid,
+            "_valid": everyone,
+            "worker_lost": worker_lost,
+            "_worker_lost": everyone.copy(),
+        }
 
     def _finals(self, batches: list[StepBatch]) -> dict[str, Any]:
         """`final_obs` and `final_info` of the rows that ended and were reset in the same step."""
@@ -386,8 +425,11 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         acting = self._acting
         assert acting is not None
         batch = self._call(lambda: acting.rollout(agent, int(num_steps)))
+        assert self._last_obs is not None
         last = self._layouts()[0].flatten(batch.last_obs)
-        self._last_obs = [[leaf[peer.rows].copy() for leaf in last] for peer in session.head.peers]
+        for peer in session.head.peers:
+            if batch.valid[:, peer.rows].any():
+                self._last_obs[peer.rank] = [leaf[peer.rows].copy() for leaf in last]
         self._ended[:] = False
         return batch
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import signal as signals
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +15,25 @@ from clusterenv.errors import ClusterEnvError, EnvError, LaunchError, WorkerLost
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
 
+FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
+"""Delay before the first restart, doubled with each further one within the hour, and its bound."""
+
 FATAL = ("timeout", "runner_lost", "setup", "spaces")
 """Kinds of failure after which a worker ends."""
+
+
+class State(enum.StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    BUILDING = "building"
+    RETURNING = "returning"
+    """Built again after a loss; its environments are being reset."""
+    READY = "ready"
+    AWAY = "away"
+    """Lost; a replacement is due."""
+    GONE = "gone"
+    """Lost for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +46,22 @@ class Ended:
 
 
 class Processes(Protocol):
-    """What a launcher can tell of the workers' processes."""
+    """What a launcher can tell and do about the workers' processes."""
 
     def ended(self) -> Mapping[int, Ended]:
         """The workers, by rank, whose process is gone."""
+
+    def pending(self) -> Mapping[int, str]:
+        """The workers, by rank, that wait in a queue, and why."""
 
     def log_path(self, rank: int) -> Path | None:
         """Where the worker's output goes."""
 
     def log_tail(self, rank: int) -> str:
         """The last lines of the worker's output."""
+
+    def respawn(self, rank: int, incarnation: int) -> None:
+        """End what is left of a worker and start a replacement."""
 
 
 @dataclass(slots=True)
@@ -51,19 +76,37 @@ class Peer:
     address: bytes | None = None
     incarnation: int = 0
     hello: m.Hello | None = None
-    state: str = "starting"
+    state: State = State.STARTING
+    since: float = field(default_factory=time.monotonic)
+    """When it entered its state."""
     heard_at: float = 0.0
     sent_at: float = 0.0
     expected: int = 0
+    """Sequence number of the command that it has not answered; 0: none."""
     reply: Envelope | None = None
     failure: m.Failure | None = None
     working_on: int = 0
     steps: int = 0
+    earlier_steps: int = 0
+    """Steps of incarnations that are gone."""
     rate: float = 0.0
     rate_mark: tuple[float, int] = (0.0, 0)
     policy: m.PolicyInfo | None = None
     last_error: str | None = None
-    env_pids: list[int] = field(default_factory=list)
+    loss: WorkerLost | None = None
+    loss_told: bool = True
+    """Whether a step has shown the last loss to the caller."""
+    first_loss: str = ""
+    lost_at: list[float] = field(default_factory=list)
+    respawn_at: float = 0.0
+    catching_up: int = 0
+    """Sequence number of the step of its return that it has not answered."""
+    fresh: Envelope | None = None
+    """The observations of the reset after its return, until a step shows them."""
+
+    def enter(self, state: State) -> None:
+        """Be in `state` from now on."""
+        self.state, self.since = state, time.monotonic()
 
     @property
     def env_indices(self) -> range:
@@ -79,6 +122,14 @@ class Peer:
     def rows(self) -> slice:
         """The worker's rows in a batch of all environments."""
         return slice(self.first_env, self.first_env + self.num_envs)
+
+
+def restart_delay_s(lost_at: Sequence[float], now: float, max_restarts: int) -> float | None:
+    """Seconds until a worker is started again after losses at `lost_at`, the last included; None: never."""
+    recent = [at for at in lost_at if now - at < 3600.0]
+    if len(recent) > max_restarts:
+        return None
+    return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (len(recent) - 1)))
 
 
 def lost(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from clusterenv.launchers.base import INCARNATION_VARIABLE
 from clusterenv.pool import ProcessPool
 from clusterenv.transport import Client, Connection
 from clusterenv.transport import messages as m
@@ -22,6 +24,9 @@ from clusterenv.worker import Worker
 
 PACKAGES = ("clusterenv-rl", "gymnasium", "numpy", "torch", "pyzmq")
 """Distributions whose versions the head is told."""
+
+LEAVE_WITHIN_S = 5.0
+"""Seconds that a command in work has, once this process was told to end."""
 
 _log = logging.getLogger("clusterenv.worker")
 
@@ -45,8 +50,17 @@ def hello(rank: int) -> m.Hello:
     )
 
 
-def main(connection: Path, rank: int, incarnation: int = 0, connect_timeout_s: float = 60.0) -> int:
+LEAVE_ON = {
+    signal.SIGTERM: "terminated",
+    signal.SIGUSR1: "walltime",
+    signal.SIGUSR2: "preempted",
+}
+"""Signals after which a worker says goodbye, and the reason that it gives."""
+
+
+def main(connection: Path, rank: int, incarnation: int | None = None, connect_timeout_s: float = 60.0) -> int:
     """Serve the head named by the connection file until it says close or falls silent; the exit code."""
+    incarnation = own_incarnation(os.environ) if incarnation is None else incarnation
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s worker {rank}.{incarnation} %(levelname)s: %(message)s"
     )
@@ -55,12 +69,19 @@ def main(connection: Path, rank: int, incarnation: int = 0, connect_timeout_s: f
         client.connect(connect_timeout_s)
         _log.info("connected to %s from %s, pid %d", client.endpoint, socket.gethostname(), os.getpid())
         service = Service(client, rank)
+        for number in LEAVE_ON:
+            signal.signal(number, service.on_signal)
         worker = Worker(service.send, ProcessPool, service.beating)
         code = service.serve(worker)
         _log.info("ends: %s", worker.closing)
         return code
     finally:
         client.close(linger_s=1.0)
+
+
+def own_incarnation(environ: Mapping[str, str]) -> int:
+    """Which of the workers of its rank this process is: what its launcher said, and Slurm's requeues."""
+    return int(environ.get(INCARNATION_VARIABLE, "0")) + int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 class Service:
@@ -76,6 +97,21 @@ class Service:
         self._beat_at = 0.0
         self._worker: Worker | None = None
         self._queued: list[Any] = []
+        self._leaving = ""
+        self._leave_by: float | None = None
+
+    def on_signal(self, number: int, _: object) -> None:
+        """Leave between two commands; at once if none is in work, or when one takes too long."""
+        if self._leave_by is None:
+            self._leaving = LEAVE_ON[signal.Signals(number)]
+            self._leave_by = time.monotonic() + LEAVE_WITHIN_S
+
+    def _leave_if_due(self, worker: Worker) -> None:
+        if self._leave_by is None or worker.closing is not None:
+            return
+        if not worker.busy or time.monotonic() > self._leave_by:
+            self.send(m.Goodbye(reason=self._leaving), (), 0)
+            worker.closing = self._leaving
 
     def send(self, message: m.Message, frames: Sequence[Any], sequence: int) -> None:
         """Queue a message to the head."""
@@ -91,6 +127,7 @@ class Service:
                 self._turn(fds)
                 worker.on_pool()
                 worker.check(time.monotonic())
+                self._leave_if_due(worker)
                 if self._silent():
                     worker.closing = "the head is silent"
         finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import numpy as np
 
 from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
 from clusterenv.errors import SetupTimeout, WorkerLost
-from clusterenv.head import Head
+from clusterenv.head import POLL_S, Head
 from clusterenv.launchers import make_launcher
 from clusterenv.launchers.base import Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from clusterenv.pool import Pool
 
 LauncherConfig = LocalConfig | SlurmConfig
+
+logger = logging.getLogger(__name__)
 
 GOODBYE_S = 3.0
 """Seconds that workers have to leave on their own when a run closes."""
@@ -184,6 +188,8 @@ class LocalSession:
         self._server: Server | None = None
         self._launcher: Launcher | None = None
         self._closed = False
+        self._ending = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="clusterenv-keeper", daemon=True)
         self._run_dir = Path(tempfile.mkdtemp(prefix="clusterenv-"))  # made 0700
         try:
             self._open(launcher)
@@ -207,17 +213,24 @@ class LocalSession:
         self.head.attach(self._server, _LauncherProcesses(self._launcher))
         Connection.for_worker(keys, run_id, self._server.endpoints).write(self._connection_path)
         self._launcher.submit()
+        self._keeper.start()
         self.head.wait_ready()
+
+    def _keep(self) -> None:
+        """On a thread of its own, for as long as the run lasts."""
+        while not self._ending.wait(POLL_S):
+            try:
+                self.head.keep()
+            except Exception:
+                logger.exception("looking after the workers failed; the next look comes soon")
 
     @property
     def _connection_path(self) -> Path:
         return self._run_dir / "connection.json"
 
     def _command(self, rank: int) -> WorkerCommand:
-        argv = [sys.executable, "-m", "clusterenv", "worker"]
-        return WorkerCommand(
-            argv=(*argv, "--connection", str(self._connection_path), "--rank", str(rank)), env={}
-        )
+        argv = [sys.executable, "-m", "clusterenv", "worker", "--connection", str(self._connection_path)]
+        return WorkerCommand(argv=(*argv, "--rank", str(rank)))
 
     @property
     def traffic(self) -> Traffic:
@@ -236,6 +249,9 @@ class LocalSession:
             return
         self._closed = True
         deadline = time.monotonic() + GOODBYE_S
+        self._ending.set()
+        if self._keeper.is_alive():
+            self._keeper.join(timeout=GOODBYE_S)
         with contextlib.suppress(Exception):  # closing goes on whatever one part says
             if self._server is not None:
                 self.head.say_goodbye("the head closed the run", GOODBYE_S)
@@ -261,6 +277,12 @@ class _LauncherProcesses:
             if status.state in (WorkerState.EXITED, WorkerState.FAILED)
         }
 
+    def pending(self) -> Mapping[int, str]:
+        return {s.rank: "waits in the queue" for s in self._launcher.poll() if s.state is WorkerState.PENDING}
+
+    def respawn(self, rank: int, incarnation: int) -> None:
+        self._launcher.respawn(rank, incarnation)
+
     def log_path(self, rank: int) -> Path | None:
         return self._launcher.poll()[rank].log_path
 
@@ -276,8 +298,8 @@ def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
         "rank": peer.rank,
         "host": peer.host,
         "pid": None if peer.hello is None else peer.hello.pid,
-        "state": peer.state,
-        "steps": peer.steps,
+        "state": str(peer.state),
+        "steps": peer.earlier_steps + peer.steps,
         "steps_per_s": peer.rate,
         "policy_version": version,
         "policy_lag": max(0, published - version) if policy is not None else 0,
@@ -285,6 +307,6 @@ def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
         "sync_count": 0 if policy is None else policy.sync_count,
         "syncs_by_reason": {} if policy is None else dict(policy.syncs_by_reason),
         "checks": 0 if policy is None else policy.checks,
-        "restarts": 0,
+        "restarts": peer.incarnation,
         "last_error": peer.last_error,
     }

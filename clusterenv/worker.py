@@ -143,6 +143,11 @@ class Worker:
             self._send(m.Failure(kind=kind, message=str(error), exit_code=code), (), self._sequence)
             self._end(str(error), exit_code=1)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a command is in work."""
+        return bool(self._sequence)
+
     def heartbeat(self) -> m.Heartbeat:
         """The sign of life that is due now and then."""
         return m.Heartbeat(steps=self.steps, working_on=self._sequence)

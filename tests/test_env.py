@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -145,9 +147,10 @@ def test_trajectories_do_not_depend_on_the_layout_and_equal_sync_vector_env(layo
 
 
 def test_seed_list_of_another_length_is_a_value_error() -> None:
-    with ClusterEnv(TERM_TRUNC, SERIAL) as env, pytest.raises(ValueError, match="2 entries"):
-        env.reset(seed=[1, 2, 3])
+    with ClusterEnv(TERM_TRUNC, SERIAL) as env:
         env.reset(seed=[1, None])
+        with pytest.raises(ValueError, match="2 entries"):
+            env.reset(seed=[1, 2, 3])
 
 
 def test_slow_worker_keeps_its_row() -> None:
@@ -291,7 +294,10 @@ def test_older_api_returns_as_gym_did() -> None:
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_killed_worker_is_named_within_the_lease(nodes: int) -> None:
     env = ClusterEnv(
-        [partial(Index, i) for i in range(6)], LocalConfig(nodes=nodes, cpus_per_node=1), lease_s=3
+        [partial(Index, i) for i in range(6)],
+        LocalConfig(nodes=nodes, cpus_per_node=1),
+        on_worker_loss="raise",
+        lease_s=3,
     )
     env.reset(seed=0)
     victim = nodes - 1
@@ -318,7 +324,7 @@ def _step_for_ever(env: ClusterEnv) -> None:
 
 
 def test_stopped_worker_is_silent_and_lost() -> None:
-    env = ClusterEnv([partial(Index, i) for i in range(2)], TWO, lease_s=1.5)
+    env = ClusterEnv([partial(Index, i) for i in range(2)], TWO, on_worker_loss="raise", lease_s=1.5)
     env.reset(seed=0)
     pid = env.stats()["workers"][1]["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -331,7 +337,7 @@ def test_stopped_worker_is_silent_and_lost() -> None:
 
 
 def test_hanging_environment_is_a_lost_worker_and_really_gone() -> None:
-    env = ClusterEnv([partial(Count, 9), Hangs], TWO, step_timeout_s=1.0)
+    env = ClusterEnv([partial(Count, 9), Hangs], TWO, on_worker_loss="raise", step_timeout_s=1.0)
     env.reset(seed=0)
     start = time.monotonic()
     with pytest.raises(WorkerLost, match="step_timeout_s") as raised:
@@ -492,3 +498,114 @@ def test_callables_are_dealt_so_that_the_first_workers_have_one_more() -> None:
         assert column(obs) == [0, 1, 2, 3, 4]
         batch = env.rollout(MLPAgent(env), 2)
         assert batch.workers.tolist() == [0, 0, 1, 1, 2]
+
+
+# --- restart and drop -----------------------------------------------------------------------------------
+
+
+def _kill(env: ClusterEnv, rank: int) -> None:
+    os.kill(env.stats()["workers"][rank]["pid"], signal.SIGKILL)
+
+
+def test_killed_worker_comes_back_and_the_other_rows_have_no_gap() -> None:
+    with ClusterEnv([partial(Count, 10**9) for _ in range(4)], TWO, lease_s=3) as env:
+        env.reset(seed=0)
+        actions = np.zeros(4, np.int64)
+        env.step(actions)
+        _kill(env, 1)
+        seen = []
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (len(seen) > 3 and "valid" not in seen[-1][4]):
+            seen.append(env.step(actions))
+        assert [row[0][0, 0] for row in seen] == list(range(2, 2 + len(seen)))
+        assert all(row[1][:2].tolist() == [1.0, 1.0] for row in seen)
+        missing = [row for row in seen if "valid" in row[4]]
+        loss, back, after = missing[0], missing[-1], seen[-1]
+        assert loss[4]["worker_lost"].tolist() == [False, False, True, True]
+        assert loss[3].tolist() == [False, False, True, True]
+        for row in missing:
+            assert row[4]["valid"].tolist() == [True, True, False, False]
+            assert row[1][2:].tolist() == [0.0, 0.0]
+        assert not any(row[3].any() or row[4]["worker_lost"].any() for row in missing[1:])
+        assert back[0][2:, 0].tolist() == [0.0, 0.0]
+        assert after[0][2:, 0].tolist() == [1.0, 1.0]
+        stats = env.stats()["workers"][1]
+        assert stats["restarts"] == 1
+        assert "signal 9" in stats["last_error"]
+
+
+def test_rollout_marks_the_rows_of_a_lost_worker_and_goes_on_with_its_replacement() -> None:
+    with ClusterEnv([partial(Count, 7) for _ in range(4)], TWO, seed=0, lease_s=3, kl_threshold=0.0) as env:
+        agent = MLPAgent(env)
+        env.rollout(agent, 5)
+        _kill(env, 0)
+        deadline = time.monotonic() + 60
+        lost = 0
+        while time.monotonic() < deadline:
+            batch = env.rollout(agent, 50)
+            assert batch.valid[:, 2:].all()
+            if batch.valid.all():
+                break
+            assert not batch.valid[:, :2].any()
+            lost += 1
+        assert lost
+        assert batch.valid.all()
+        assert batch.obs[:7, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6]
+        assert env.stats()["workers"][0]["syncs_by_reason"] == {"first": 1}
+
+
+def test_dropped_worker_stays_away() -> None:
+    with ClusterEnv([partial(Count, 9) for _ in range(4)], TWO, on_worker_loss="drop") as env:
+        env.reset(seed=0)
+        _kill(env, 1)
+        actions = np.zeros(4, np.int64)
+        deadline = time.monotonic() + 30
+        while "valid" not in env.step(actions)[4] and time.monotonic() < deadline:
+            pass
+        for _ in range(20):
+            assert env.step(actions)[4]["valid"].tolist() == [True, True, False, False]
+        assert env.stats()["workers"][1]["state"] == "gone"
+
+
+def test_worker_told_to_end_says_goodbye_with_the_reason_and_is_replaced() -> None:
+    with ClusterEnv([partial(Count, 10**9) for _ in range(2)], TWO) as env:
+        env.reset(seed=0)
+        os.kill(env.stats()["workers"][1]["pid"], signal.SIGUSR1)
+        deadline = time.monotonic() + 60
+        while not (info := env.step(ZEROS)[4]).get("worker_lost", ZEROS).any():
+            assert time.monotonic() < deadline
+        assert info["worker_lost"].tolist() == [False, True]
+        assert "walltime" in env.stats()["workers"][1]["last_error"]
+        while "valid" in env.step(ZEROS)[4]:
+            assert time.monotonic() < deadline
+
+
+def test_environment_that_cannot_be_built_again_ends_the_run_with_the_first_loss() -> None:
+    with ClusterEnv([partial(Count, 9), FailsOnSecondBuild()], TWO, max_restarts=2) as env:
+        env.reset(seed=0)
+        _kill(env, 1)
+        with pytest.raises(
+            WorkerLost, match=r"max_restarts = 2[\s\S]*The first loss[\s\S]*signal 9"
+        ) as raised:
+            _step_two_for_ever(env)
+        assert "cannot be built twice" in str(raised.value)
+    _remove_logs(raised.value)
+
+
+def _step_two_for_ever(env: ClusterEnv) -> None:
+    while True:
+        env.step(ZEROS)
+
+
+class FailsOnSecondBuild:
+    """Builds a Count on the head and for the first worker process, then fails."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp()
+
+    def __call__(self) -> gym.Env:
+        built = len(list(Path(self.folder).iterdir()))
+        if built >= 1:
+            raise RuntimeError("cannot be built twice")
+        (Path(self.folder) / "built").touch()
+        return Count(9)

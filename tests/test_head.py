@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 
 from clusterenv.config import EnvConfig
 from clusterenv.errors import AgentError, EnvError, LaunchError, SetupTimeout, WorkerLost
-from clusterenv.head import Head
-from clusterenv.peers import Ended
+from clusterenv.head import Fresh, Head, Reply, Returned
+from clusterenv.peers import Ended, State, restart_delay_s
 from clusterenv.policy import Snapshot
+from clusterenv.roster import derived_seed
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
 
@@ -47,36 +50,17 @@ HELLO = m.Hello(rank=0, host="here", pid=7, python="3", executable="python", ver
 READY = m.Ready(obs_digest="o", action_digest="a", pids=[1], threads=1)
 
 
-class Wire:
-    """Records what the head sends, and answers as a script says."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[bytes, m.Message, int]] = []
-        self.answers: dict[type, Any] = {}
-        self.head: Head | None = None
-
-    def send(
-        self, peer: bytes, message: m.Message, frames: Sequence[Any], *, incarnation: int, sequence: int
-    ) -> int:
-        self.sent.append((peer, message, sequence))
-        if type(message) in self.answers:
-            answer = self.answers[type(message)](peer)
-            if answer is not None:
-                self.say(answer, peer, sequence)
-        return 0
-
-    def say(self, message: m.Message, peer: bytes = b"w0", sequence: int = 0) -> None:
-        assert self.head is not None
-        envelope = Envelope(peer=peer, incarnation=0, sequence=sequence, message=message, frames=[], nbytes=0)
-        self.head.on_message(envelope)
-
-    def last(self, kind: type) -> Any:
-        return next(message for _, message, _ in reversed(self.sent) if isinstance(message, kind))
-
-
 class Processes:
     def __init__(self) -> None:
         self.gone: dict[int, Ended] = {}
+        self.respawned: list[tuple[int, int]] = []
+
+    def pending(self) -> Mapping[int, str]:
+        return {}
+
+    def respawn(self, rank: int, incarnation: int) -> None:
+        self.gone.pop(rank, None)
+        self.respawned.append((rank, incarnation))
 
     def ended(self) -> Mapping[int, Ended]:
         return self.gone
@@ -88,17 +72,71 @@ class Processes:
         return f"last words of {rank}"
 
 
-@pytest.fixture
-def wire() -> Wire:
+class Wire:
+    """Records what the head sends, and answers as a script says."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, m.Message, int]] = []
+        self.answers: dict[type, Any] = {}
+        self.head: Head | None = None
+        self.processes = Processes()
+
+    def send(
+        self, peer: bytes, message: m.Message, frames: Sequence[Any], *, incarnation: int, sequence: int
+    ) -> int:
+        self.sent.append((peer, message, sequence))
+        if type(message) in self.answers:
+            answer = self.answers[type(message)](peer)
+            if answer is not None:
+                self.say(answer, peer, sequence)
+        return 0
+
+    def say(self, message: m.Message, peer: bytes = b"w0", sequence: int = 0, incarnation: int = 0) -> None:
+        assert self.head is not None
+        envelope = Envelope(
+            peer=peer, incarnation=incarnation, sequence=sequence, message=message, frames=[], nbytes=0
+        )
+        self.head.on_message(envelope)
+
+    def last(self, kind: type) -> Any:
+        return next(message for _, message, _ in reversed(self.sent) if isinstance(message, kind))
+
+
+@contextmanager
+def wired(**options: Any) -> Iterator[Wire]:
+    """A head for two workers, looked after by a thread."""
     wire = Wire()
-    config = EnvConfig(lease_s=0.5, connect_timeout_s=0.3, setup_timeout_s=0.3)
+    config = EnvConfig(lease_s=0.5, connect_timeout_s=0.3, setup_timeout_s=0.3, **options)
     wire.head = Head([(welcome(0, 0, 2), [b"x"]), (welcome(1, 2, 3), [b"x"])], config, ("o", "a"))
-    wire.head.attach(wire, Processes())
-    return wire
+    wire.head.attach(wire, wire.processes)
+    stop = threading.Event()
+
+    def keep() -> None:
+        while not stop.wait(0.02):
+            assert wire.head is not None
+            wire.head.keep()
+
+    keeper = threading.Thread(target=keep)
+    keeper.start()
+    try:
+        yield wire
+    finally:
+        stop.set()
+        keeper.join()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    with wired(on_worker_loss="raise") as wire:
+        yield wire
 
 
 @pytest.fixture
 def ready(wire: Wire) -> Wire:
+    return start(wire)
+
+
+def start(wire: Wire) -> Wire:
     for rank, peer in enumerate((b"w0", b"w1")):
         wire.say(msgspec.structs.replace(HELLO, rank=rank), peer)
         wire.say(READY, peer)
@@ -172,36 +210,43 @@ def test_lost_runner_is_a_lost_worker_at_once(ready: Wire, kind: str) -> None:
     assert "last words of 1" in str(raised.value)
 
 
-def test_silent_worker_is_lost_after_its_lease(ready: Wire) -> None:
-    ready.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
-    with pytest.raises(WorkerLost, match=r"worker 1 .*sent nothing for"):
-        step(ready)
-
-
-def test_worker_that_lives_but_does_not_work_is_lost_too(ready: Wire) -> None:
-    ready.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
+@contextmanager
+def beating(wire: Wire, *peers: bytes) -> Iterator[None]:
     stop = threading.Event()
 
     def beat() -> None:
         while not stop.wait(0.05):
-            ready.say(m.Heartbeat(steps=0, working_on=0), b"w1")
+            for peer in peers:
+                wire.say(m.Heartbeat(steps=0, working_on=0), peer)
 
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        with pytest.raises(WorkerLost, match="lives but has not taken its command"):
-            step(ready)
+        yield
     finally:
         stop.set()
         thread.join()
 
 
+def test_silent_worker_is_lost_after_its_lease(ready: Wire) -> None:
+    ready.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
+    with beating(ready, b"w0"), pytest.raises(WorkerLost, match=r"worker 1 .*sent nothing for"):
+        step(ready)
+
+
+def test_worker_that_lives_but_does_not_work_is_lost_too(ready: Wire) -> None:
+    ready.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
+    with (
+        beating(ready, b"w0", b"w1"),
+        pytest.raises(WorkerLost, match=r"worker 1 .*has not taken its command"),
+    ):
+        step(ready)
+
+
 def test_ended_process_is_lost_with_its_signal(wire: Wire) -> None:
     wire.say(HELLO)
-    processes = Processes()
-    processes.gone[1] = Ended(-9, 9)
+    wire.processes.gone[1] = Ended(-9, 9)
     assert wire.head is not None
-    wire.head.attach(wire, processes)
     with pytest.raises(WorkerLost, match=r"was killed by signal 9 \(SIGKILL\)"):
         wire.head.wait_ready()
 
@@ -250,3 +295,150 @@ def test_worker_that_says_goodbye_is_lost_to_the_next_call(ready: Wire) -> None:
     ready.say(m.Goodbye(reason="walltime"), b"w1")
     with pytest.raises(WorkerLost, match="walltime"):
         step(ready)
+
+
+# --- restart and drop ---------------------------------------------------------------------------------------
+
+
+def outcomes(wire: Wire, fresh: Fresh = Fresh.SHOW) -> list[Any]:
+    assert wire.head is not None
+    return wire.head.call(lambda _: (m.StepCommand(), ()), m.Ack, fresh=fresh)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def come_back(wire: Wire, rank: int, peer: bytes, incarnation: int = 1) -> None:
+    until(lambda: (rank, incarnation) in wire.processes.respawned)
+    wire.say(msgspec.structs.replace(HELLO, rank=rank), peer, incarnation=incarnation)
+    wire.say(READY, peer)
+
+
+def test_lost_worker_is_shown_as_lost_then_away_then_returned_then_answers() -> None:
+    with wired() as wire:
+        start(wire)
+        wire.answers[m.StepCommand] = lambda peer: m.Ack() if peer != b"w1" else None
+        wire.answers[m.ResetCommand] = lambda _: m.ResetReply(infos=[])
+        wire.processes.gone[1] = Ended(-9, 9)
+        first = outcomes(wire)
+        assert isinstance(first[0], Reply)
+        assert first[1].just_lost
+        assert not outcomes(wire)[1].just_lost
+        come_back(wire, 1, b"again")
+        assert isinstance(outcomes(wire)[1], Returned)
+        assert isinstance(outcomes(wire)[1], Reply)
+        seeds = wire.last(m.ResetCommand).seeds
+        assert len(set(seeds) - {0, 1, 2, 3, 4}) == 3
+
+
+def test_loss_that_was_mended_between_two_calls_is_still_shown_once() -> None:
+    with wired() as wire:
+        start(wire)
+        wire.answers[m.StepCommand] = lambda _: m.Ack()
+        wire.answers[m.ResetCommand] = lambda _: m.ResetReply(infos=[])
+        wire.processes.gone[1] = Ended(1, None)
+        come_back(wire, 1, b"again")
+        assert outcomes(wire, Fresh.KEEP)[1].message == m.Ack()
+        assert outcomes(wire)[1].just_lost
+        assert isinstance(outcomes(wire)[1], Returned)
+
+
+def test_replacement_gets_the_agent_before_it_acts() -> None:
+    with wired() as wire:
+        start(wire)
+        assert wire.head is not None
+        wire.answers[m.AgentMessage] = lambda _: m.Ack()
+        wire.answers[m.ResetCommand] = lambda _: m.ResetReply(infos=[])
+        wire.head.introduce(m.AgentMessage(agent=1), b"blob")
+        wire.processes.gone[0] = Ended(1, None)
+        come_back(wire, 0, b"again")
+        assert [type(message) for peer, message, _ in wire.sent if peer == b"again"] == [
+            m.Welcome,
+            m.ResetCommand,
+            m.AgentMessage,
+        ]
+        assert wire.head.peers[0].state is State.READY
+
+
+def test_messages_of_a_replaced_incarnation_are_refused() -> None:
+    with wired() as wire:
+        start(wire)
+        wire.processes.gone[1] = Ended(1, None)
+        wire.answers[m.ResetCommand] = lambda _: m.ResetReply(infos=[])
+        come_back(wire, 1, b"again")
+        wire.say(m.Heartbeat(steps=9, working_on=0), b"w1")
+        assert "hello" in wire.last(m.Refused).reason
+        wire.say(msgspec.structs.replace(HELLO, rank=1), b"w1")
+        assert "already here" in wire.last(m.Refused).reason
+
+
+def test_newer_incarnation_takes_the_place_of_one_that_seems_alive() -> None:
+    with wired() as wire:
+        start(wire)
+        wire.answers[m.StepCommand] = lambda _: m.Ack()
+        wire.answers[m.ResetCommand] = lambda _: m.ResetReply(infos=[])
+        wire.say(msgspec.structs.replace(HELLO, rank=1), b"requeued", incarnation=5)
+        wire.say(READY, b"requeued")
+        assert outcomes(wire)[1].just_lost
+        assert isinstance(outcomes(wire)[1], Returned)
+
+
+def test_restarts_are_capped_and_the_error_tells_the_first_loss() -> None:
+    with wired(max_restarts=1) as wire:
+        start(wire)
+        wire.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
+        wire.processes.gone[1] = Ended(77, None)
+        assert outcomes(wire)[1].just_lost
+        until(lambda: bool(wire.processes.respawned))
+        wire.processes.gone[1] = Ended(1, None)
+        with pytest.raises(WorkerLost, match=r"max_restarts = 1 times.*The first loss: .*exit code 77"):
+            step_until_lost(wire)
+
+
+def step_until_lost(wire: Wire) -> None:
+    while True:
+        outcomes(wire)
+        time.sleep(0.01)
+
+
+def test_dropped_worker_stays_away_and_losing_all_is_an_error() -> None:
+    with wired(on_worker_loss="drop") as wire:
+        start(wire)
+        wire.answers[m.StepCommand] = lambda peer: m.Ack() if peer == b"w0" else None
+        wire.processes.gone[1] = Ended(1, None)
+        assert outcomes(wire)[1].just_lost
+        assert not outcomes(wire)[1].just_lost
+        assert not wire.processes.respawned
+        wire.processes.gone[0] = Ended(1, None)
+        with pytest.raises(WorkerLost, match="worker 0"):
+            step_until_lost(wire)
+
+
+def test_all_away_waits_for_the_first_to_return_and_not_for_ever() -> None:
+    with wired() as wire:
+        start(wire)
+        wire.processes.gone[0] = wire.processes.gone[1] = Ended(1, None)
+        assert all(outcome.just_lost for outcome in outcomes(wire))
+        with pytest.raises(WorkerLost):
+            outcomes(wire)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"), [([0.0], 0.5), ([0.0, 1.0], 1.0), ([0.0] * 8, 30.0), ([0.0] * 11, None)]
+)
+def test_restarts_come_later_and_later(losses: list[float], expected: float | None) -> None:
+    assert restart_delay_s(losses, 10.0, max_restarts=10) == expected
+
+
+def test_losses_of_more_than_an_hour_ago_do_not_count() -> None:
+    assert restart_delay_s([0.0] * 20 + [5000.0], 5000.0, max_restarts=10) == 0.5
+
+
+def test_derived_seeds_differ_by_environment_and_incarnation() -> None:
+    seeds = {derived_seed(1, env, incarnation) for env in range(50) for incarnation in range(1, 5)}
+    assert len(seeds) == 200
+    assert not seeds & set(range(100))

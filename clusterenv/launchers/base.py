@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal as signals
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,10 @@ WORKER_DEFAULTS: Mapping[str, str] = {
 """Environment variables of every worker, where the user has not set them."""
 
 
+INCARNATION_VARIABLE = "CLUSTERENV_INCARNATION"
+"""Tells a worker which of those of its rank it is, from 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
     """What starts one worker."""
@@ -35,6 +39,10 @@ class WorkerCommand:
     """Added to the environment, or replacing what is there."""
     secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Likewise, but the values appear in no script, log or message."""
+
+    def incarnated(self, incarnation: int) -> WorkerCommand:
+        """What starts a replacement of the worker."""
+        return replace(self, env={**self.env, INCARNATION_VARIABLE: str(incarnation)})
 
 
 class WorkerState(enum.Enum):
@@ -98,6 +106,13 @@ class Launcher(Protocol):
 
     def log_tail(self, rank: int, lines: int = 20) -> str:
         """The last `lines` lines that worker `rank` has written, without a newline at the end."""
+
+    def respawn(self, rank: int, incarnation: int) -> None:
+        """End what is left of one worker and start a replacement under the same rank.
+
+        Raises:
+            LaunchError: if it could not be started, or `cancel` was called.
+        """
 
     def cancel(self, timeout_s: float) -> None:
         """End every worker: those that do not follow the request to end within `timeout_s` are killed.

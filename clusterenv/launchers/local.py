@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterenv.config import LocalConfig
@@ -110,6 +110,7 @@ class LocalLauncher:
         self._children: list[_Child] = []
         self._lock = threading.RLock()  # a signal handler may cancel while this thread is inside
         self._used = False
+        self._cancelled = False
         self._owner_pid = os.getpid()
 
     def request(self) -> LocalRequest:
@@ -134,6 +135,24 @@ class LocalLauncher:
                 self.cancel(timeout_s=0.0)
                 raise
 
+    def respawn(self, rank: int, incarnation: int) -> None:
+        """End what is left of one worker and start a replacement, which writes to the same log.
+
+        Raises:
+            LaunchError: if it could not be started, or `cancel` was called.
+        """
+        process = self._request.processes[rank]
+        with self._lock:
+            if self._cancelled:
+                raise LaunchError("the workers of this launcher were cancelled")
+            old = self._children[rank]
+            old.kill()
+            deadline = time.monotonic() + KILLED_WITHIN_S
+            while not old.has_ended() and time.monotonic() < deadline:
+                time.sleep(LOOK_EVERY_S)
+            command = process.command.incarnated(incarnation)
+            self._children[rank] = _Child(_start(replace(process, command=command)))
+
     def poll(self) -> list[WorkerStatus]:
         """The status of every worker, by rank."""
         with self._lock:
@@ -151,7 +170,7 @@ class LocalLauncher:
         """
         if os.getpid() != self._owner_pid:  # a fork of the head: the workers are not its own
             return
-        self._used = True
+        self._used = self._cancelled = True
         try:
             self._each(_Child.terminate)
             self._wait(timeout_s)
