@@ -37,7 +37,7 @@ REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (EnvConfig, "min_interval", WHOLE_FROM_1, "a whole number from 1"),
     (EnvConfig, "sync", ["interval", "interval:0", "interval:-1", "Every", None], '"adaptive", "every"'),
     (EnvConfig, "on_worker_loss", ["ignore", None], '"restart" or "drop" or "raise"'),
-    (EnvConfig, "on_worker_loss", ["restart", "drop"], '"raise": "restart" and "drop" are not available yet'),
+    (EnvConfig, "max_restarts", [-1, 1.5, None], "a whole number from 0"),
     (EnvConfig, "lease_s", [*SECONDS, None], "a number of seconds above 0"),
     (EnvConfig, "head_grace_s", SECONDS, "a number of seconds above 0"),
     (EnvConfig, "connect_timeout_s", [*SECONDS, None], "a number of seconds above 0"),
@@ -90,7 +90,8 @@ ACCEPTED: list[tuple[type[Any], str, list[Any]]] = [
     (EnvConfig, "max_age_s", [0.1, 60, math.inf]),
     (EnvConfig, "min_interval", [1, 10]),
     (EnvConfig, "sync", ["adaptive", "every", "interval:1", "interval:16", "broadcast", "never"]),
-    (EnvConfig, "on_worker_loss", ["raise"]),
+    (EnvConfig, "on_worker_loss", ["restart", "drop", "raise"]),
+    (EnvConfig, "max_restarts", [0, 3]),
     (EnvConfig, "lease_s", [0.5, 10]),
     (EnvConfig, "head_grace_s", [None, 0.5]),
     (EnvConfig, "max_message_bytes", [65536]),
@@ -155,7 +156,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert (config.env_kwargs, config.wrappers, config.envs_per_node) == ({}, (), 8)
     assert config.autoreset_mode is AutoresetMode.NEXT_STEP
     assert (config.lease_s, config.head_grace_s, config.connect_timeout_s) == (10, None, 60)
-    assert (config.setup_timeout_s, config.step_timeout_s, config.on_worker_loss) == (300, 600, "raise")
+    assert (config.setup_timeout_s, config.step_timeout_s, config.on_worker_loss) == (300, 600, "restart")
     assert config.sync_config == SyncConfig(
         kl_threshold=0.05, max_lag=8, max_age_s=math.inf, min_interval=1, sync="adaptive", n_ref=64
     )
