@@ -129,7 +129,12 @@ def _worker(words: list[str]) -> int:
         prog="clusterenv worker",
         description="Run the environments of one node for the head of a connection file.",
     )
-    parser.add_argument("--connection", type=Path, required=True, metavar="FILE", help="written by the head")
+    parser.add_argument(
+        "--connection",
+        type=Path,
+        metavar="FILE",
+        help="written by the head; without, the variable CLUSTERENV_CONNECTION holds what it would",
+    )
     parser.add_argument("--rank", type=int, required=True, help="which worker this is, from 0")
     parser.add_argument("--incarnation", type=int, help="how often this rank was started before")
     options = parser.parse_args(words)

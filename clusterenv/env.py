@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 from clusterenv import reset_args
 from clusterenv.acting import Acting
 from clusterenv.batches import ActBatch, FrameReader, ResetBatch, StepBatch, absent_step
-from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
+from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.errors import AgentError, ConfigError, StateError, UseAfterClose, WorkerLost
 from clusterenv.head import Absent, Fresh, Reply, Returned
 from clusterenv.infos import batch_infos, decode_infos
@@ -71,8 +71,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
         """
         self.config, env_fns = configured(env_config, options)
         self.launcher = LocalConfig() if launcher is None else launcher
-        if not isinstance(self.launcher, LocalConfig | SlurmConfig):
-            raise ConfigError("launcher", launcher, "LocalConfig(...) or SlurmConfig(...)")
+        if not isinstance(self.launcher, LocalConfig | ManualConfig | SlurmConfig):
+            raise ConfigError("launcher", launcher, "LocalConfig(...), SlurmConfig(...) or ManualConfig(...)")
         nodes = self.launcher.nodes
         if env_fns is None:
             config = self.config

@@ -197,19 +197,38 @@ class Head:
             for peer in self.peers:
                 peer.policy = None
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, least: int | None = None, queue_timeout_s: float | None = None) -> None:
         """Return when every worker has built its environments.
 
+        Args:
+            least: do not wait for more workers than this while the others are in a queue.
+            queue_timeout_s: seconds that workers may wait in a queue; none: without bound.
+
         Raises:
-            SetupTimeout: if one has not within `connect_timeout_s` plus `setup_timeout_s`; names it.
+            SetupTimeout: if one has not within `connect_timeout_s` plus `setup_timeout_s`, counted from the
+                end of its wait in a queue, or if that takes too long; names it.
             EnvError: if an environment raised while it was built.
             WorkerLost: if a worker's process ended.
         """
         with self._condition:
-            while not all(peer.state is State.READY for peer in self.peers):
+            begin = time.monotonic()
+            while not self._enough(least):
                 self._raise_start_failures()
+                waiting = self._roster.waiting
+                if queue_timeout_s is not None and waiting and time.monotonic() - begin > queue_timeout_s:
+                    raise SetupTimeout(
+                        f"worker {listed(sorted(waiting))} did not start within queue_timeout_s = "
+                        f"{queue_timeout_s:g} s: {next(iter(waiting.values()))}"
+                    )
                 self._condition.wait(POLL_S)
             self._roster.begun = True
+
+    def _enough(self, least: int | None) -> bool:
+        """Whether all workers are ready, or `least` of them while all others are in a queue."""
+        ready = sum(peer.state is State.READY for peer in self.peers)
+        queued = [peer for peer in self.peers if peer.rank in self._roster.waiting]
+        wanted = len(self.peers) if least is None else max(least, len(self.peers) - len(queued))
+        return ready >= wanted
 
     def _raise_start_failures(self) -> None:
         processes = self._roster.processes
@@ -232,10 +251,10 @@ class Head:
                 )
 
     def wait_present(self) -> None:
-        """Return when no worker is on its way back; those that are lost for good stay away."""
+        """Return when no worker is on its way; those in a queue or lost for good stay away."""
         on_the_way = (State.STARTING, State.BUILDING, State.RETURNING, State.AWAY)
         with self._condition:
-            while any(peer.state in on_the_way for peer in self.peers):
+            while any(p.state in on_the_way and p.rank not in self._roster.waiting for p in self.peers):
                 self._condition.wait(POLL_S)
 
     def call(

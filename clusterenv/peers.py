@@ -43,6 +43,8 @@ class Ended:
     exit_code: int | None
     signal: int | None
     job_id: str | None = None
+    detail: str = ""
+    """What else its launcher says of it."""
 
 
 class Processes(Protocol):
@@ -199,5 +201,7 @@ def how_it_ended(ended: Ended) -> str:
             name = f" ({signals.Signals(ended.signal).name})"
         except ValueError:
             name = ""
-        return f"was killed by signal {ended.signal}{name}"
-    return f"ended with exit code {ended.exit_code}"
+        ending = f"was killed by signal {ended.signal}{name}"
+    else:
+        ending = "ended" if ended.exit_code is None else f"ended with exit code {ended.exit_code}"
+    return f"{ending} ({ended.detail})" if ended.detail else ending

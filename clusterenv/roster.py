@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ class Roster:
         self.begun = False
         """Whether all have been ready once: only then losses are mended."""
         self.closing = False
+        self.waiting: Mapping[int, str] = {}
+        """The workers, by rank, that wait in a queue, and why."""
         self.agent: tuple[m.AgentMessage, bytes] | None = None
         self.seed = 0
         self._config = config
@@ -179,8 +181,11 @@ class Roster:
             now = time.monotonic()
             for rank, how in ended.items():
                 self.lose(self.peers[rank], how_it_ended(how), how)
-            for rank in pending:
-                self.peers[rank].since = now
+            self.waiting = {
+                rank: why for rank, why in pending.items() if self.peers[rank].state is State.STARTING
+            }
+            for rank in self.waiting:
+                self.peers[rank].since = now  # the time to connect begins when it runs
             for peer in self.peers:
                 self._check(peer, now)
             due = [p for p in self.peers if p.state is State.AWAY and now >= p.respawn_at]

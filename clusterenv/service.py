@@ -18,9 +18,9 @@ from typing import Any
 
 from clusterenv.launchers.base import INCARNATION_VARIABLE
 from clusterenv.pool import ProcessPool
-from clusterenv.transport import Client, Connection
+from clusterenv.transport import CONNECTION_VARIABLE, Client, Connection
 from clusterenv.transport import messages as m
-from clusterenv.worker import Worker
+from clusterenv.worker import Worker, granted_cores
 
 PACKAGES = ("clusterenv-rl", "gymnasium", "numpy", "torch", "pyzmq")
 """Distributions whose versions the head is told."""
@@ -46,7 +46,7 @@ def hello(rank: int) -> m.Hello:
         python=platform.python_version(),
         executable=sys.executable,
         versions=versions,
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=granted_cores(os.environ),
     )
 
 
@@ -58,13 +58,20 @@ LEAVE_ON = {
 """Signals after which a worker says goodbye, and the reason that it gives."""
 
 
-def main(connection: Path, rank: int, incarnation: int | None = None, connect_timeout_s: float = 60.0) -> int:
-    """Serve the head named by the connection file until it says close or falls silent; the exit code."""
+def main(
+    connection: Path | None, rank: int, incarnation: int | None = None, connect_timeout_s: float = 60.0
+) -> int:
+    """Serve the head named by the connection file until it says close or falls silent; the exit code.
+
+    Without a file the connection is taken from this process's environment.
+    """
     incarnation = own_incarnation(os.environ) if incarnation is None else incarnation
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s worker {rank}.{incarnation} %(levelname)s: %(message)s"
     )
-    client = Client(Connection.read(connection), incarnation=incarnation)
+    opened = Connection.from_env() if connection is None else Connection.read(connection)
+    os.environ.pop(CONNECTION_VARIABLE, None)  # environments need no key
+    client = Client(opened, incarnation=incarnation)
     try:
         client.connect(connect_timeout_s)
         _log.info("connected to %s from %s, pid %d", client.endpoint, socket.gethostname(), os.getpid())

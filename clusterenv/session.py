@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
-from clusterenv.errors import SetupTimeout, WorkerLost
+from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
+from clusterenv.errors import LaunchError, SetupTimeout, WorkerLost
 from clusterenv.head import POLL_S, Head
 from clusterenv.launchers import make_launcher
 from clusterenv.launchers.base import Launcher, WorkerCommand, WorkerState
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from clusterenv.commands import RunnerSetup
     from clusterenv.pool import Pool
 
-LauncherConfig = LocalConfig | SlurmConfig
+LauncherConfig = LocalConfig | ManualConfig | SlurmConfig
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +69,11 @@ def open_session(
 
 
 def _runners(launcher: LauncherConfig, counts: Sequence[int]) -> int:
-    """Runners of one worker: one for each of its cores."""
+    """Runners of one worker: one for each of its cores; 0 where only the worker can know them."""
     if launcher.cpus_per_node is not None:
         return launcher.cpus_per_node
+    if not isinstance(launcher, LocalConfig):
+        return 0
     return max(1, len(os.sched_getaffinity(0)) // len(counts))
 
 
@@ -190,7 +192,9 @@ class LocalSession:
         self._closed = False
         self._ending = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="clusterenv-keeper", daemon=True)
-        self._run_dir = Path(tempfile.mkdtemp(prefix="clusterenv-"))  # made 0700
+        self._run_dir = _make_run_dir(launcher)
+        self._in_environment = isinstance(launcher, SlurmConfig) and launcher.shared_folder is None
+        self._connection: Connection | None = None
         try:
             self._open(launcher)
         except BaseException as error:
@@ -200,21 +204,28 @@ class LocalSession:
     def _open(self, launcher: LauncherConfig) -> None:
         run_id = secrets.randbits(64)
         keys = RunKeys.generate()
-        self._launcher = make_launcher(launcher, self._command, run_dir=self._run_dir)
         self._server = Server(
             keys=keys,
             run_id=run_id,
             on_message=self.head.on_message,
             port_range=launcher.port_range,
             loopback_only=isinstance(launcher, LocalConfig),
+            interface=None if isinstance(launcher, LocalConfig) else launcher.interface,
             max_message_bytes=self._config.max_message_bytes,
             heartbeat_s=min(5.0, float(self._config.lease_s) / 2),
         )
+        self._connection = Connection.for_worker(keys, run_id, self._server.endpoints)
+        if not self._in_environment:
+            self._connection.write(self._connection_path)
+        self._launcher = make_launcher(launcher, self._command, run_dir=self._run_dir)
         self.head.attach(self._server, _LauncherProcesses(self._launcher))
-        Connection.for_worker(keys, run_id, self._server.endpoints).write(self._connection_path)
         self._launcher.submit()
         self._keeper.start()
-        self.head.wait_ready()
+        if isinstance(launcher, LocalConfig):
+            self.head.wait_ready()
+        else:
+            least = launcher.min_nodes if isinstance(launcher, SlurmConfig) else None
+            self.head.wait_ready(least, launcher.queue_timeout_s)
 
     def _keep(self) -> None:
         """On a thread of its own, for as long as the run lasts."""
@@ -229,8 +240,11 @@ class LocalSession:
         return self._run_dir / "connection.json"
 
     def _command(self, rank: int) -> WorkerCommand:
-        argv = [sys.executable, "-m", "clusterenv", "worker", "--connection", str(self._connection_path)]
-        return WorkerCommand(argv=(*argv, "--rank", str(rank)))
+        argv = (sys.executable, "-m", "clusterenv", "worker", "--rank", str(rank))
+        assert self._connection is not None
+        if self._in_environment:
+            return WorkerCommand(argv, secret_env=self._connection.to_env())
+        return WorkerCommand((*argv, "--connection", str(self._connection_path)))
 
     @property
     def traffic(self) -> Traffic:
@@ -264,6 +278,21 @@ class LocalSession:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
+def _make_run_dir(launcher: LauncherConfig) -> Path:
+    """A new folder that only this user can enter, in a place that workers share if the launcher names one."""
+    parent = None if isinstance(launcher, LocalConfig) else launcher.shared_folder
+    if parent is not None:
+        parent = Path(parent).expanduser()
+        try:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"shared_folder {parent} cannot be made: {error.strerror}; name one that head and workers "
+                "share, or None if there is none"
+            ) from error
+    return Path(tempfile.mkdtemp(prefix="clusterenv-", dir=parent))  # made 0700
+
+
 class _LauncherProcesses:
     """A launcher, as the head wants to see it."""
 
@@ -272,13 +301,13 @@ class _LauncherProcesses:
 
     def ended(self) -> Mapping[int, Ended]:
         return {
-            status.rank: Ended(status.exit_code, status.signal, status.job_id)
+            status.rank: Ended(status.exit_code, status.signal, status.job_id, status.detail)
             for status in self._launcher.poll()
             if status.state in (WorkerState.EXITED, WorkerState.FAILED)
         }
 
     def pending(self) -> Mapping[int, str]:
-        return {s.rank: "waits in the queue" for s in self._launcher.poll() if s.state is WorkerState.PENDING}
+        return {s.rank: s.detail for s in self._launcher.poll() if s.state is WorkerState.PENDING}
 
     def respawn(self, rank: int, incarnation: int) -> None:
         self._launcher.respawn(rank, incarnation)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -172,7 +172,8 @@ class Worker:
             step_timeout_s=welcome.step_timeout_s,
             cpus=None,
         )
-        self.pool = self._make_pool(setup, welcome.runners)
+        runners = welcome.runners or min(granted_cores(os.environ), welcome.num_envs)
+        self.pool = self._make_pool(setup, runners)
         try:
             with self._starting():
                 ready = self.pool.start(welcome.setup_timeout_s)
@@ -408,3 +409,13 @@ class Worker:
 
 def _family(reference: m.Reference) -> Family:
     return Family(Kind(reference.family), tuple(reference.family_sizes))
+
+
+def granted_cores(environ: Mapping[str, str]) -> int:
+    """Cores that this process may use: those of its affinity, or fewer where Slurm has granted fewer.
+
+    Not every site binds tasks to their cores; the others trust jobs to use no more than they asked for.
+    """
+    told = environ.get("SLURM_CPUS_PER_TASK") or environ.get("SLURM_CPUS_ON_NODE") or ""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, int(told))) if told.isdigit() else cores

@@ -26,6 +26,12 @@ WORKER_DEFAULTS: Mapping[str, str] = {
 """Environment variables of every worker, where the user has not set them."""
 
 
+def worker_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to add to a worker's environment. A user's OMP_NUM_THREADS speaks for the other libraries too."""
+    chosen = {*environ, *(THREAD_VARIABLES if "OMP_NUM_THREADS" in environ else ())}
+    return {name: value for name, value in WORKER_DEFAULTS.items() if name not in chosen}
+
+
 INCARNATION_VARIABLE = "CLUSTERENV_INCARNATION"
 """Tells a worker which of those of its rank it is, from 0."""
 

@@ -18,7 +18,13 @@ from pathlib import Path
 
 from clusterenv.config import LocalConfig
 from clusterenv.errors import LaunchError
-from clusterenv.launchers.base import WORKER_DEFAULTS, WorkerCommand, WorkerState, WorkerStatus, end_of_log
+from clusterenv.launchers.base import (
+    WorkerCommand,
+    WorkerState,
+    WorkerStatus,
+    end_of_log,
+    worker_defaults,
+)
 
 AT_EXIT_S = 2.0
 """How long workers may take to end when the interpreter exits without a `cancel`."""
@@ -64,7 +70,7 @@ class LocalRequest:
     ) -> LocalRequest:
         """What `config` asks for, given the cores and the environment of the head."""
         shares = share_cpus(granted_cpus, config.nodes, config.cpus_per_node)
-        defaults = {name: value for name, value in WORKER_DEFAULTS.items() if name not in environ}
+        defaults = worker_defaults(environ)
         return cls(
             tuple(
                 LocalProcess(

@@ -25,7 +25,7 @@ class ManualRequest:
         """What starts the worker of `rank` on any host that sees the run's folder."""
         command = self.commands[rank]
         words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
-        again = ["--incarnation", str(incarnation)] if incarnation else []
+        again = ("--incarnation", str(incarnation)) if incarnation else ()
         return " ".join([*words, shlex.join([*command.argv, *again])])
 
     def script(self) -> str:

@@ -25,6 +25,11 @@ KILLED_WITHIN_S = 10.0
 """How long Slurm may take to end killed jobs before the wait for it is given up."""
 AT_LEAST_S = 2.0
 """How long a command may take that must be tried, however late it is."""
+SETTLE_S = 40.0
+"""How long a job may take from its workers' end to its own; Slurm kills what is left of it after 30 s."""
+SETTLE_EVERY_S = 0.5
+LEAVING_S = 2.0
+"""How long workers that have said goodbye may take to end, so that their job ends as completed."""
 RECORDS_EVERY_S = 1.0
 """Seconds between two looks into the run's folder, which may lie on a busy file server."""
 
@@ -140,10 +145,11 @@ class SlurmLauncher:
         if os.getpid() != self._owner_pid:  # a fork of the head: the jobs are not its own
             return
         self._used = self._cancelled = True
-        deadline = time.monotonic() + timeout_s
         self._queue.shutdown(wait=False, cancel_futures=True)
-        wait(self._pending, timeout=max(timeout_s, 1.0))  # a job that is just being accepted gets its number
+        wait(self._pending, timeout=max(timeout_s, AT_LEAST_S))  # a job just being accepted gets its number
         try:
+            self._let_leave()
+            deadline = time.monotonic() + timeout_s
             told = self._all_ended() or self._scancel(deadline, kill=False)
             if told and not self._all_ended():
                 self._scancel(time.monotonic() + KILLED_WITHIN_S, kill=True)
@@ -184,9 +190,8 @@ class SlurmLauncher:
 
     def _replace(self, rank: int, incarnation: int) -> None:
         try:
-            self._watch.refresh()
             old = self._job_of.get(rank)
-            info = None if old is None else self._watch.info(old.key(rank))
+            info = None if old is None else self._settled(old, rank)
             if info is not None and info.state is WorkerState.PENDING:
                 _log.info("Slurm itself brings worker %d back: job %s is %s", rank, old and old.id, info)
                 self._troubles.pop(rank, None)
@@ -197,6 +202,27 @@ class SlurmLauncher:
         except (LaunchError, OSError) as error:
             _log.warning("worker %d could not be started again: %s", rank, error)
             self._troubles[rank] = f"could not be started again: {error}"
+
+    def _settled(self, job: _Job, rank: int) -> JobInfo | None:
+        """The newest about a worker's job; while it is coming to an end, wait for what becomes of it.
+
+        It may be on its way back into the queue, and would be gone for good if it were cancelled now.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            self._watch.refresh()
+            info = self._watch.info(job.key(rank))
+            alone = job.script.array or job.holds_one_worker
+            ending = info is not None and (
+                info.word == "COMPLETING" or (alone and self._has_left(job, rank, info))
+            )
+            if info is None or info.ended or not ending or self._cancelled or time.monotonic() > deadline:
+                return info
+            time.sleep(SETTLE_EVERY_S)
+
+    def _has_left(self, job: _Job, rank: int, info: JobInfo) -> bool:
+        state, _, _ = self._ending(job, rank, info)
+        return info.state is WorkerState.RUNNING and state in (WorkerState.EXITED, WorkerState.FAILED)
 
     def _drop(self, job: _Job, rank: int) -> None:
         """End what is left of a worker, if that ends no other."""
@@ -302,6 +328,17 @@ class SlurmLauncher:
 
     def _cancel_at_exit(self) -> None:
         self.cancel(AT_EXIT_S)
+
+    def _let_leave(self) -> None:
+        """Give workers that are on their way out a moment, if there is a folder in which they tell of it."""
+        deadline = time.monotonic() + LEAVING_S
+        while self._request.shared and time.monotonic() < deadline:
+            self._records_at = -RECORDS_EVERY_S
+            running = [status for status in self.poll() if status.state is WorkerState.RUNNING]
+            if not running:
+                break
+            time.sleep(0.05)
+        self._watch.refresh(AT_LEAST_S)
 
     def _scancel(self, deadline: float, *, kill: bool) -> bool:
         """Tell all jobs to end and wait until they have; whether Slurm has taken note."""

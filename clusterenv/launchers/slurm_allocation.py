@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterenv.config import SlurmConfig
 from clusterenv.errors import LaunchError
-from clusterenv.launchers.base import WORKER_DEFAULTS, WorkerCommand
+from clusterenv.launchers.base import WorkerCommand, worker_defaults
 from clusterenv.launchers.slurm_commands import clean_environment
 from clusterenv.launchers.slurm_request import SHELL, WARNING, resources
 from clusterenv.launchers.slurm_states import expand_cpus
@@ -102,9 +102,8 @@ class StepsRequest:
             for name in ("mem", "mem_per_cpu", "mem_per_gpu")
             if (value := getattr(self.config, name)) is not None
         ]
-        command = self.commands[rank]
-        python = command.argv[0] if self.config.python is None else self.config.python
-        worker = [python, *command.argv[1:], "--incarnation", str(incarnation)]
+        argv = self.commands[rank].argv
+        python = argv[0] if self.config.python is None else self.config.python
         return (
             "srun",
             f"--jobid={self.allocation.job_id}",
@@ -118,7 +117,7 @@ class StepsRequest:
             "--no-kill",
             "--export=ALL",
             *self.config.srun_args,
-            *(SHELL, "-c", f'{_BIRTH}; exec "$@"', "worker", *worker),
+            *(SHELL, "-c", f'{_BIRTH}; exec "$@"', "worker", python, *argv[1:]),
         )
 
     def log_path(self, rank: int) -> Path:
@@ -126,12 +125,15 @@ class StepsRequest:
         folder = self.config.log_folder
         return (self.run_dir if folder is None else Path(folder).expanduser()) / f"worker-{rank}.log"
 
-    def environment(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, rank: int, incarnation: int, environ: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of a worker's srun."""
         clean = clean_environment(environ)
-        defaults = {name: value for name, value in WORKER_DEFAULTS.items() if name not in clean}
+        command = self._command(rank, incarnation)
+        return {**clean, **worker_defaults(clean), **command.env, **command.secret_env}
+
+    def _command(self, rank: int, incarnation: int) -> WorkerCommand:
         command = self.commands[rank]
-        return {**clean, **defaults, **command.env, **command.secret_env}
+        return command.incarnated(incarnation) if incarnation else command
 
     def script(self) -> str:
         """One shell line for each worker; secrets are left out."""
@@ -139,7 +141,7 @@ class StepsRequest:
 
     def line(self, rank: int, incarnation: int = 0) -> str:
         """The shell line that would start a worker, but for secrets."""
-        command = self.commands[rank]
+        command = self._command(rank, incarnation)
         words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
         words += [f"{name}='<secret>'" for name in command.secret_env]
         log_path = shlex.quote(str(self.log_path(rank)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterenv.config import SlurmConfig
-from clusterenv.launchers.base import WORKER_DEFAULTS, WorkerCommand
+from clusterenv.launchers.base import THREAD_VARIABLES, WORKER_DEFAULTS, WorkerCommand
 
 SHELL = "/bin/bash"
 WARNING = "USR1"
@@ -89,8 +89,8 @@ class SlurmRequest:
             *self._directives(nodes, ranks, array=array, export=bool(secret_env)),
             "",
             *(f"# The environment of sbatch brings {name}, whose value is not shown." for name in secret_env),
-            *(f'export {name}="${{{name}:-{value}}}"' for name, value in WORKER_DEFAULTS.items()),
             *([setup] if setup else []),
+            *(f'export {name}="${{{name}:-{_default(name)}}}"' for name in WORKER_DEFAULTS),
             "",
             *(self._started_by_srun(nodes, worker) if self.config.use_srun else worker),
             "",
@@ -161,8 +161,6 @@ class SlurmRequest:
     def _worker(self, ranks: Sequence[int], incarnation: int, *, array: bool) -> list[str]:
         """What runs on each node: shell lines around the worker's command."""
         rank = "$SLURM_ARRAY_TASK_ID" if array else "$SLURM_PROCID" if len(ranks) > 1 else str(ranks[0])
-        count = "${SLURM_RESTART_COUNT:-0}"
-        incarnation_word = f'"$(({incarnation} + {count}))"' if incarnation else f'"{count}"'
         lines = [
             f"rank={rank}",
             "# Slurm signals everything in a step: this shell waits for the worker to leave by itself.",
@@ -176,7 +174,7 @@ class SlurmRequest:
             lines.append('rm -f "$ended"')
         lines += [
             'echo "== rank $rank, Slurm job $SLURM_JOB_ID on $SLURMD_NODENAME, $(taskset -cp $$)"',
-            *self._command_lines(ranks, incarnation_word),
+            *self._command_lines(ranks, incarnation),
         ]
         if self.shared:
             lines += [
@@ -190,22 +188,21 @@ class SlurmRequest:
     def _ranked(folder: Path, before: str, after: str) -> str:
         return f'{shlex.quote(f"{folder}/{before}")}"$rank"{shlex.quote(after)}'
 
-    def _command_lines(self, ranks: Sequence[int], incarnation: str) -> list[str]:
+    def _command_lines(self, ranks: Sequence[int], incarnation: int) -> list[str]:
         """One line for all ranks if their commands differ by nothing but their rank, else a case for each."""
-        commands = {rank: self._own_python(self.commands[rank]) for rank in ranks}
+        commands = {rank: self.command(rank, incarnation) for rank in ranks}
         lines = {shell_line(command, rank) for rank, command in commands.items()}
         if len(lines) == 1:
-            return [f"{lines.pop()} --incarnation {incarnation}"]
-        cases = [
-            f"{rank}) {shell_line(command)} --incarnation {incarnation} ;;"
-            for rank, command in commands.items()
-        ]
+            return [lines.pop()]
+        cases = [f"{rank}) {shell_line(command)} ;;" for rank, command in commands.items()]
         return ['case "$rank" in', *cases, "esac"]
 
-    def _own_python(self, command: WorkerCommand) -> WorkerCommand:
-        if self.config.python is None:
-            return command
-        return WorkerCommand((self.config.python, *command.argv[1:]), command.env, command.secret_env)
+    def command(self, rank: int, incarnation: int) -> WorkerCommand:
+        """What starts a worker; to its incarnation it adds how often Slurm has requeued its job."""
+        command = self.commands[rank]
+        if self.config.python is not None:
+            command = replace(command, argv=(self.config.python, *command.argv[1:]))
+        return command.incarnated(incarnation) if incarnation else command
 
 
 def shell_line(command: WorkerCommand, rank: int | None = None) -> str:
@@ -233,6 +230,12 @@ def resources(config: SlurmConfig) -> list[str]:
         *([f"--cpus-per-task={cpus}"] if cpus is not None else []),
         *([f"--gres={gpus}"] if gpus is not None else []),
     ]
+
+
+def _default(name: str) -> str:
+    """Where only OMP_NUM_THREADS is set, it speaks for the other libraries too."""
+    follows = name in THREAD_VARIABLES and name != "OMP_NUM_THREADS"
+    return "$OMP_NUM_THREADS" if follows else WORKER_DEFAULTS[name]
 
 
 def gres(gpus: int | str | None) -> str | None:

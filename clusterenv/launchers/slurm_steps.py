@@ -137,7 +137,7 @@ class StepsLauncher:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=request.environment(rank, self._environ),
+                    env=request.environment(rank, incarnation, self._environ),
                     start_new_session=True,  # Ctrl-C reaches the head alone
                 )
             finally:

@@ -76,9 +76,9 @@ def test_share_cpus_keeps_workers_apart_where_there_are_enough_cores(
 def test_request_is_printed_as_shell_lines(tmp_path: Path) -> None:
     command = WorkerCommand(("/opt/my python", "-m", "clusterenv.worker"), {"A": "b c"}, {"KEY": "hidden"})
     made = request(
-        command, command, run_dir=Path("/run dir"), cpus=[0, 1, 2], environ={"OMP_NUM_THREADS": "4"}
+        command, command, run_dir=Path("/run dir"), cpus=[0, 1, 2], environ={"MKL_NUM_THREADS": "4"}
     )
-    threads = "MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1"
+    threads = "OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1"
     defaults = f"{threads} PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1"
     assert made.script() == (
         f"{defaults} A='b c' KEY='<secret>' taskset --cpu-list 0,1 '/opt/my python' -m clusterenv.worker"
@@ -86,6 +86,11 @@ def test_request_is_printed_as_shell_lines(tmp_path: Path) -> None:
         f"{defaults} A='b c' KEY='<secret>' taskset --cpu-list 2 '/opt/my python' -m clusterenv.worker"
         " >> '/run dir/worker-1.log' 2>&1 &\n"
     )
+
+
+def test_users_omp_threads_speak_for_the_other_libraries_too(tmp_path: Path) -> None:
+    made = request(WorkerCommand(("a",)), run_dir=tmp_path, cpus=[0], environ={"OMP_NUM_THREADS": "4"})
+    assert "NUM_THREADS" not in made.script()
 
 
 @pytest.mark.process
@@ -101,8 +106,10 @@ def test_printed_request_can_be_run_by_a_shell(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_worker_runs_on_its_cores_with_one_thread_and_without_input(
-    make: MakeLauncher, tmp_path: Path
+    make: MakeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     script = (
         "import os, sys; print(sorted(os.sched_getaffinity(0)), os.environ['MKL_NUM_THREADS'], "
         "repr(sys.stdin.read()), os.getsid(0) == os.getpid())"
@@ -111,8 +118,7 @@ def test_worker_runs_on_its_cores_with_one_thread_and_without_input(
     launcher.submit()
     wait_until(lambda: all(s.state is WorkerState.EXITED for s in launcher.poll()), 20, "both end")
     for rank, cpus in enumerate(share_cpus(CPUS, 2, None)):
-        threads = os.environ.get("MKL_NUM_THREADS", "1")
-        assert launcher.log_tail(rank, lines=1) == f"{list(cpus)} {threads} '' True"
+        assert launcher.log_tail(rank, lines=1) == f"{list(cpus)} 1 '' True"
     assert sorted(os.sched_getaffinity(0)) == CPUS  # ours is as before
 
 
