@@ -14,6 +14,7 @@ import pytest
 from clusterenv.config import LocalConfig
 from clusterenv.errors import LaunchError
 from clusterenv.launchers import Launcher, WorkerCommand, WorkerState
+from clusterenv.launchers.base import THREAD_VARIABLES
 from clusterenv.launchers.local import LocalLauncher, LocalRequest, share_cpus
 
 from .contract import IGNORE_TERM, SAY_AND_STAY, LauncherContract, MakeLauncher, python_worker, wait_until
