@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from clusterenv.errors import ConnectError
 from clusterenv.launchers.base import INCARNATION_VARIABLE
 from clusterenv.pool import ProcessPool
 from clusterenv.transport import CONNECTION_VARIABLE, Client, Connection
@@ -137,6 +138,8 @@ class Service:
                 self._leave_if_due(worker)
                 if self._silent():
                     worker.closing = "the head is silent"
+        except ConnectError as error:
+            worker.closing = f"the head is gone: {error}"
         finally:
             worker.close(timeout_s=5.0)
         return worker.exit_code
@@ -174,14 +177,17 @@ class Service:
         stop = threading.Event()
 
         def beat() -> None:
-            while not stop.is_set():
-                envelopes, _ = self._client.receive(0.2, [])
-                if envelopes:
-                    self._heard_at = time.monotonic()
-                    self._queued += envelopes
-                self._beat()
-                if self._silent():
-                    os._exit(1)  # the forkserver and runners end with this process
+            try:
+                while not stop.is_set() and not self._silent():
+                    envelopes, _ = self._client.receive(0.2, [])
+                    if envelopes:
+                        self._heard_at = time.monotonic()
+                        self._queued += envelopes
+                    self._beat()
+            except ConnectError:
+                os._exit(0)  # nobody waits for the environments; forkserver and runners end with this process
+            if self._silent():
+                os._exit(0)
 
         thread = threading.Thread(target=beat, name="clusterenv-heartbeat", daemon=True)
         thread.start()

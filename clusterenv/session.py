@@ -204,6 +204,7 @@ class LocalSession:
     def _open(self, launcher: LauncherConfig) -> None:
         run_id = secrets.randbits(64)
         keys = RunKeys.generate()
+        heartbeat_s = min(5.0, float(self._config.lease_s) / 2)
         self._server = Server(
             keys=keys,
             run_id=run_id,
@@ -212,9 +213,15 @@ class LocalSession:
             loopback_only=isinstance(launcher, LocalConfig),
             interface=None if isinstance(launcher, LocalConfig) else launcher.interface,
             max_message_bytes=self._config.max_message_bytes,
-            heartbeat_s=min(5.0, float(self._config.lease_s) / 2),
+            heartbeat_s=heartbeat_s,
         )
-        self._connection = Connection.for_worker(keys, run_id, self._server.endpoints)
+        self._connection = Connection.for_worker(
+            keys,
+            run_id,
+            self._server.endpoints,
+            max_message_bytes=self._config.max_message_bytes,
+            heartbeat_s=heartbeat_s,
+        )
         if not self._in_environment:
             self._connection.write(self._connection_path)
         self._launcher = make_launcher(launcher, self._command, run_dir=self._run_dir)

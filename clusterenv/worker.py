@@ -48,6 +48,9 @@ from clusterenv.transport import messages as m
 if TYPE_CHECKING:
     from clusterenv.pool import Pool
 
+LONGEST_TEXT = 1 << 16
+"""Characters of an error that travel."""
+
 Frames = Sequence[Any]
 Send = Callable[[m.Message, Frames, int], None]
 MakePool = Callable[[RunnerSetup, int], "Pool"]
@@ -196,7 +199,8 @@ class Worker:
 
     def _refuse_setup(self, kind: str, error: ClusterEnvError, env: int | None, remote: str) -> None:
         text = str(error).removesuffix(remote.rstrip()).rstrip() if remote else str(error)
-        self._send(m.Failure(kind=kind, message=text, traceback=remote, env_index=env), (), 0)
+        failure = m.Failure(kind=kind, message=_end_of(text), traceback=_end_of(remote), env_index=env)
+        self._send(failure, (), 0)
         self._end(text, exit_code=1)
 
     def _next_command(self) -> None:
@@ -250,10 +254,10 @@ class Worker:
         self._answer(
             m.Failure(
                 kind=failed.kind,
-                message=failed.message,
-                traceback=failed.traceback,
+                message=_end_of(failed.message),
+                traceback=_end_of(failed.traceback),
                 env_index=failed.env_index,
-                action=failed.action,
+                action=None if failed.action is None else _end_of(failed.action),
             )
         )
 
@@ -405,6 +409,11 @@ class Worker:
     def _end(self, reason: str, exit_code: int = 0) -> None:
         self.closing = reason
         self.exit_code = exit_code
+
+
+def _end_of(text: str) -> str:
+    """`text`, or its end, where an error says what happened, if it is too long for a message."""
+    return text if len(text) <= LONGEST_TEXT else "... " + text[-LONGEST_TEXT:]
 
 
 def _family(reference: m.Reference) -> Family:
