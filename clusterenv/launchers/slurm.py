@@ -22,14 +22,14 @@ from clusterenv.launchers.slurm_watch import JobWatch
 AT_EXIT_S = 2.0
 """How long jobs may take to end when the interpreter exits without a `cancel`."""
 KILLED_WITHIN_S = 10.0
-"""How long Slurm may take to end killed jobs before the wait for it is given up."""
+"""How much longer Slurm may take to kill what has not ended before the wait for it is given up."""
 AT_LEAST_S = 2.0
 """How long a command may take that must be tried, however late it is."""
 SETTLE_S = 40.0
 """How long a job may take from its workers' end to its own; Slurm kills what is left of it after 30 s."""
 SETTLE_EVERY_S = 0.5
-LEAVING_S = 2.0
-"""How long workers that have said goodbye may take to end, so that their job ends as completed."""
+LEAVING_S, LEAVING_EVERY_S = 2.0, 0.1
+"""How long workers that have said goodbye may take to end before their job is cancelled."""
 RECORDS_EVERY_S = 1.0
 """Seconds between two looks into the run's folder, which may lie on a busy file server."""
 
@@ -77,7 +77,7 @@ class SlurmLauncher:
         self._jobs: list[_Job] = []
         self._job_of: dict[int, _Job] = {}
         self._troubles: dict[int, str] = {}
-        self._why_it_waits: dict[str, str] = {}
+        self._why_it_waits: dict[str, tuple[JobInfo, str]] = {}
         self._records: dict[str, str] = {}
         self._records_at = -RECORDS_EVERY_S
         self._used = False
@@ -138,9 +138,10 @@ class SlurmLauncher:
         self._watch.look_soon()
 
     def cancel(self, timeout_s: float) -> None:
-        """End every job, pending ones too: those that do not follow SIGTERM within `timeout_s` are killed.
+        """End every job, pending ones too; processes that ignore SIGTERM Slurm kills after its KillWait.
 
-        May be called at any time, from any thread and any number of times.
+        That is waited for, but no longer than `timeout_s` and some seconds. May be called at any time, from
+        any thread and any number of times.
         """
         if os.getpid() != self._owner_pid:  # a fork of the head: the jobs are not its own
             return
@@ -148,20 +149,15 @@ class SlurmLauncher:
         self._queue.shutdown(wait=False, cancel_futures=True)
         wait(self._pending, timeout=max(timeout_s, AT_LEAST_S))  # a job just being accepted gets its number
         try:
-            self._let_leave()
-            deadline = time.monotonic() + timeout_s
-            told = self._all_ended() or self._scancel(deadline, kill=False)
-            if told and not self._all_ended():
-                self._scancel(time.monotonic() + KILLED_WITHIN_S, kill=True)
+            self._let_leave(min(timeout_s, LEAVING_S))
+            if not self._all_ended():
+                self._scancel(timeout_s)
         finally:
             self._watch.stop()
             atexit.unregister(self._cancel_at_exit)
-        left = [str(job) for job in self._watch.running()]
+        left = " ".join(str(job) for job in self._watch.running())
         if left:
-            _log.warning(
-                "Slurm jobs were cancelled but are not known to have ended; to make sure: scancel %s",
-                " ".join(left),
-            )
+            _log.warning("Slurm jobs are not known to have ended; look with: squeue --jobs=%s", left)
 
     # --- submitting -------------------------------------------------------------------------------------
 
@@ -250,10 +246,9 @@ class SlurmLauncher:
             facts = self._slurm.partition(info.partition) if info.partition is not None else {}
             why = explain_pending(info.reason, info.partition, facts)
         if why is None:
-            self._why_it_waits.pop(key, None)
             _log.info("Slurm job %s is %s", key, info)
         else:
-            self._why_it_waits[key] = why
+            self._why_it_waits[key] = (info, why)
             _log.warning("Slurm job %s is %s and may never start: %s", key, info, why)
 
     def _status(self, rank: int) -> WorkerStatus:
@@ -270,7 +265,7 @@ class SlurmLauncher:
             if info is not None:
                 state, code, signal = self._ending(job, rank, info)
                 host = self._host(job, rank, info)
-                detail = " ".join([f"{detail} is {info}", *self._hints(key)])
+                detail = " ".join([f"{detail} is {info}", *self._hints(key, info)])
         return WorkerStatus(
             rank=rank,
             state=state,
@@ -283,9 +278,15 @@ class SlurmLauncher:
             detail=detail,
         )
 
-    def _hints(self, key: str) -> Iterator[str]:
-        if key in self._why_it_waits:
-            yield f"and may never start: {self._why_it_waits[key]}"
+    def _hints(self, key: str, info: JobInfo) -> Iterator[str]:
+        of, why = self._why_it_waits.get(key, (None, ""))
+        if of == info:
+            yield f"and may never start: {why}"
+        if info.reason == "JobLaunchFailure" and self._request.log_folder is not None:
+            yield (
+                f"before its first line, perhaps because {self._request.log_folder} is not there on its "
+                "node; set shared_folder to a folder that head and nodes share, or to None"
+            )
         if self._watch.silent_s:
             yield f"as far as is known: Slurm has not answered for {self._watch.silent_s:.0f} s"
 
@@ -299,7 +300,7 @@ class SlurmLauncher:
             if code.isdigit() and restarts.isdigit() and int(restarts) >= info.restarts:
                 exit_code, signal = shell_status(int(code))
                 return WorkerState.FAILED if int(code) else WorkerState.EXITED, exit_code, signal
-        if info.lost_its_script:
+        if info.lost_its_script or info.reason == "JobLaunchFailure":  # the latter with a made-up signal
             return WorkerState.FAILED, None, None
         return info.state, info.exit_code, info.signal
 
@@ -329,33 +330,31 @@ class SlurmLauncher:
     def _cancel_at_exit(self) -> None:
         self.cancel(AT_EXIT_S)
 
-    def _let_leave(self) -> None:
-        """Give workers that are on their way out a moment, if there is a folder in which they tell of it."""
-        deadline = time.monotonic() + LEAVING_S
-        while self._request.shared and time.monotonic() < deadline:
+    def _let_leave(self, timeout_s: float) -> None:
+        """Give workers that are on their way out a moment, so that their job ends as completed."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(s.state is WorkerState.RUNNING for s in self.poll()):
+            time.sleep(LEAVING_EVERY_S)
             self._records_at = -RECORDS_EVERY_S
-            running = [status for status in self.poll() if status.state is WorkerState.RUNNING]
-            if not running:
-                break
-            time.sleep(0.05)
+            if not self._request.shared:
+                self._watch.refresh(AT_LEAST_S)
         self._watch.refresh(AT_LEAST_S)
 
-    def _scancel(self, deadline: float, *, kill: bool) -> bool:
-        """Tell all jobs to end and wait until they have; whether Slurm has taken note."""
+    def _scancel(self, timeout_s: float) -> None:
+        """Tell all jobs to end, again and again if Slurm does not answer, and wait until they have."""
+        deadline = time.monotonic() + timeout_s
         told = False
         pause_s = 0.05
-        while True:
+        while not self._all_ended() and time.monotonic() < deadline + (KILLED_WITHIN_S if told else 0.0):
             left_s = max(AT_LEAST_S, deadline - time.monotonic())
             try:
                 if not told:
-                    self._slurm.cancel([job.id for job in self._jobs], kill=kill, timeout_s=left_s)
+                    self._slurm.cancel([job.id for job in self._jobs], timeout_s=left_s)
                     told = True
                 self._watch.refresh(left_s)
             except LaunchError as error:
                 _log.warning("Slurm jobs could not be cancelled: %s", error)
-            if self._all_ended() or time.monotonic() >= deadline:
-                return told
-            time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
+            time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
 
     def _all_ended(self) -> bool:

@@ -94,15 +94,26 @@ class Slurm:
             found |= parse_squeue(run(argv, timeout_s=timeout_s, env=self.environ).stdout)
         return found
 
-    def cancel(self, jobs: Iterable[JobId], *, kill: bool = False, timeout_s: float = COMMAND_S) -> None:
-        """All `jobs` have been told to end, pending ones included; with `kill`, by SIGKILL.
+    def cancel(self, jobs: Iterable[JobId], *, timeout_s: float = COMMAND_S) -> None:
+        """All `jobs` have been told to end, pending ones too; what ignores it Slurm kills after its KillWait.
 
         Raises:
             LaunchError: if Slurm does not answer.
         """
-        options = ["--signal=KILL", "--full"] if kill else []
         for cluster, numbers in _by_cluster(jobs).items():
-            run(["scancel", *options, *cluster, *numbers], timeout_s=timeout_s, env=self.environ)
+            run(["scancel", *cluster, *numbers], timeout_s=timeout_s, env=self.environ)
+
+    def signal(self, steps: Iterable[str], name: str, *, timeout_s: float = COMMAND_S) -> None:
+        """The tasks of all `steps` have been sent a signal; without one, `scancel` would kill them at once.
+
+        Raises:
+            LaunchError: if Slurm does not answer.
+        """
+        try:
+            run(["scancel", f"--signal={name}", *steps], timeout_s=timeout_s, env=self.environ)
+        except CommandError as error:
+            if "Invalid job id" not in error.stderr:  # 22.05 says so of steps that it has just signalled
+                raise
 
     def partition(self, name: str) -> dict[str, str]:
         """Facts about a partition; none if Slurm does not answer."""

@@ -6,11 +6,10 @@ import atexit
 import logging
 import os
 import re
-import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,13 +17,15 @@ from clusterenv.errors import LaunchError
 from clusterenv.launchers.base import WorkerState, WorkerStatus, end_of_log
 from clusterenv.launchers.slurm_allocation import StepsRequest
 from clusterenv.launchers.slurm_commands import Slurm, clean_environment
-from clusterenv.launchers.slurm_states import JobId, shell_status
+from clusterenv.launchers.slurm_states import shell_status
 
 AT_EXIT_S = 2.0
 """How long steps may take to end when the interpreter exits without a `cancel`."""
 KILLED_WITHIN_S = 5.0
 """How long srun may take to end after it was killed before the wait for it is given up."""
 LOOK_EVERY_S = 0.02
+MOST_OF_SRUN = 3
+"""Lines that srun adds at most after the end of a task."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class _Step:
 
 
 class StepsLauncher:
-    """Starts each worker as a step, and ends steps by `scancel`: srun itself would kill without a word."""
+    """Starts each worker as a step; ends it by a signal through Slurm, since srun would kill it at once."""
 
     def __init__(self, request: StepsRequest, environ: Mapping[str, str]) -> None:
         """Be ready to start `request`; nothing runs yet."""
@@ -88,7 +89,7 @@ class StepsLauncher:
             old = self._steps[rank]
             if old.process.poll() is None:
                 self._old.append(old)
-                threading.Thread(target=self._tell, args=([old],), daemon=True).start()
+                old.process.terminate()  # srun kills the task: the head has given it up
             self._steps[rank] = self._start(rank, incarnation)
 
     def poll(self) -> list[WorkerStatus]:
@@ -97,8 +98,11 @@ class StepsLauncher:
             return [self._status(rank) for rank in range(len(self._request.commands))]
 
     def log_tail(self, rank: int, lines: int = 20) -> str:
-        """The last `lines` lines that worker `rank`, or its srun, has written."""
-        return end_of_log(self._request.log_path(rank), lines)
+        """The last `lines` lines that worker `rank` has written, or its srun if it could not start it."""
+        said = end_of_log(self._request.log_path(rank), lines + MOST_OF_SRUN).splitlines()
+        while said and re.match(r"srun: error: \S+: task 0: ", said[-1]):  # how it ended, which `poll` tells
+            said.pop()
+        return "\n".join(said[-lines:])
 
     def cancel(self, timeout_s: float) -> None:
         """End every step: those that do not follow SIGTERM within `timeout_s` are killed.
@@ -109,9 +113,7 @@ class StepsLauncher:
             return
         self._used = self._cancelled = True
         try:
-            if self._running():
-                self._tell(self._running())
-                self._wait(timeout_s)
+            self._ask_to_leave(timeout_s)
         finally:  # also when a second Ctrl-C ends the wait
             for step in self._running():
                 step.process.terminate()  # srun kills its tasks
@@ -196,19 +198,24 @@ class StepsLauncher:
             every = [*self._steps.values(), *self._old]
         return [step for step in every if step.process.poll() is None]
 
-    def _tell(self, steps: list[_Step]) -> None:
-        """Send SIGTERM to the tasks of steps, and to the srun of those that wait for their step."""
-        with self._lock:
-            for rank, step in self._steps.items():
+    def _ask_to_leave(self, timeout_s: float) -> None:
+        """Send SIGTERM to the tasks of all steps, also of those that only begin now, and wait for the end."""
+        deadline = time.monotonic() + timeout_s
+        told: set[str] = set()
+        while (running := self._running()) and time.monotonic() < deadline:
+            for rank, step in list(self._steps.items()):
                 self._step_id(rank, step)
-        for step in steps:
-            if step.step_id is None:
-                step.process.send_signal(signal.SIGTERM)
-        begun = [JobId(step.step_id) for step in steps if step.step_id is not None]
+            begun = {step.step_id for step in running if step.step_id is not None} - told
+            if begun:
+                self._tell(sorted(begun), deadline - time.monotonic())
+                told |= begun
+            time.sleep(LOOK_EVERY_S)
+
+    def _tell(self, step_ids: Sequence[str], timeout_s: float) -> None:
         try:
-            self._slurm.cancel(begun)
+            self._slurm.signal(step_ids, "TERM", timeout_s=timeout_s)
         except LaunchError as error:
-            _log.warning("steps could not be cancelled, so their sruns are ended: %s", error)
+            _log.warning("steps could not be told to end, so they will be killed: %s", error)
 
     def _wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -61,12 +61,14 @@ class JobWatch:
         self._asking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._soon = False
         self._silent_since: float | None = None
 
     def add(self, job: JobId, elements: int) -> None:
         """Watch `job`, or the `elements` of a job array (0: it is none), from now on."""
         with self._wake:
             self._jobs[job] = elements
+            self._soon = True
             self._pace.restart()
             if self._thread is None and not self._stopped:
                 self._thread = threading.Thread(target=self._run, name="clusterenv-slurm", daemon=True)
@@ -76,6 +78,7 @@ class JobWatch:
     def look_soon(self) -> None:
         """Ask Slurm within moments: something has happened that its answer may explain."""
         with self._wake:
+            self._soon = True
             self._pace.restart()
             self._wake.notify_all()
 
@@ -115,9 +118,9 @@ class JobWatch:
             with self._wake:
                 end = time.monotonic() + self._pace.next_s(waiting=self._waits())
                 while not self._stopped and time.monotonic() < end:
-                    asked_again = self._wake.wait(end - time.monotonic())
-                    if asked_again:
-                        end = min(end, time.monotonic() + QUICK_S[0])
+                    if self._soon:
+                        self._soon, end = False, min(end, time.monotonic() + QUICK_S[0])
+                    self._wake.wait(end - time.monotonic())
                 if self._stopped:
                     return
             with self._asking:

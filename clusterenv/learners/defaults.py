@@ -21,9 +21,8 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "LunarLander-v3": {
             "total_steps": 2_000_000,
-            "num_steps": 32,
-            "epochs": 4,
-            "entropy_coef": 0.001,
+            "num_minibatches": 8,
+            "entropy_coef": 0.003,
         },
         "Pendulum-v1": {
             "total_steps": 500_000,

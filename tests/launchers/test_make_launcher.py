@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterenv.config import LocalConfig, SlurmConfig
-from clusterenv.errors import LaunchError
-from clusterenv.launchers import WorkerCommand, make_launcher
+from clusterenv.config import LocalConfig, ManualConfig, SlurmConfig
+from clusterenv.launchers import WorkerCommand, WorkerState, make_launcher
 
 
 def command_for(rank: int) -> WorkerCommand:
@@ -27,6 +26,9 @@ def test_local_config_gives_a_launcher_of_one_process_for_each_node(tmp_path: Pa
     ]
 
 
-def test_slurm_config_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="SlurmConfig is not available yet; use LocalConfig"):
-        make_launcher(SlurmConfig(nodes=2), command_for, run_dir=tmp_path)
+def test_other_configs_give_launchers_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for config in (SlurmConfig(nodes=2), ManualConfig(nodes=2)):
+        launcher = make_launcher(config, command_for, run_dir=tmp_path)
+        assert [status.state for status in launcher.poll()] == [WorkerState.PENDING] * 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,197 @@
+"""ClusterEnv as the `VecEnv` of Stable-Baselines3, and of the libraries that build on it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.preprocessing import check_for_nested_spaces
+from stable_baselines3.common.vec_env.base_vec_env import (
+    VecEnv,
+    VecEnvIndices,
+    VecEnvObs,
+    VecEnvStepReturn,
+)
+
+from clusterenv.config import EnvConfig
+from clusterenv.env import ClusterEnv
+from clusterenv.errors import ConfigError
+from clusterenv.integrations.rows import Info, info_rows
+from clusterenv.session import LauncherConfig
+from clusterenv.sources import EnvFn
+
+Env = gym.Env[Any, Any]
+
+
+class ClusterVecEnv(VecEnv):
+    """Environments on workers with the interface of Stable-Baselines3: obs, rewards, dones, list of infos.
+
+    An environment is reset in the step that ends its episode. Its info then holds `terminal_observation` and
+    what the step told; what the reset told is in `reset_infos`. Rewards are float32, as of `DummyVecEnv`.
+    """
+
+    def __init__(
+        self,
+        env: ClusterEnv | EnvConfig | Mapping[str, Any] | Sequence[EnvFn] | str,
+        launcher: LauncherConfig | None = None,
+        **options: Any,
+    ) -> None:
+        """Start the workers.
+
+        Args:
+            env: a ClusterEnv with `autoreset_mode="SameStep"`, or what ClusterEnv would be made of, such as
+                the list of callables that `make_vec_env` gives to its `vec_env_cls`.
+            launcher: where workers run.
+            options: any option of `EnvConfig`.
+
+        Raises:
+            ConfigError: if the environments do not reset as Stable-Baselines3 expects.
+        """
+        if not isinstance(env, ClusterEnv):
+            env = ClusterEnv(env, launcher, **{"autoreset_mode": AutoresetMode.SAME_STEP, **options})
+        elif launcher is not None or options:
+            raise ConfigError(
+                "env", env, "what a ClusterEnv is made of, when a launcher or options are given"
+            )
+        if env.config.api != "gymnasium":
+            raise ConfigError("api", env.config.api, '"gymnasium" below Stable-Baselines3')
+        if env.autoreset_mode is not AutoresetMode.SAME_STEP:
+            raise ConfigError("autoreset_mode", env.autoreset_mode, '"SameStep" below Stable-Baselines3')
+        check_for_nested_spaces(env.single_observation_space)
+        self.env = env
+        """The environments themselves, whose `step` and `rollout` also take `model.policy`."""
+        self._waiting = False
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        self.metadata = env.metadata
+
+    def reset(self) -> VecEnvObs:
+        """Observations [N, ...] after a reset of all; seeds and options set before are used, once."""
+        if self._waiting:
+            self.step_wait()
+        obs: VecEnvObs = ()
+        for options, mask in self._options_of_rows():
+            if mask is not None:
+                options = {**options, "reset_mask": mask}
+            obs, infos = self.env.reset(seed=self._seed_of_all(), options=options or None)
+            for row, info in enumerate(info_rows(infos, self.num_envs)):
+                if mask is None or mask[row]:
+                    self.reset_infos[row] = info
+        self._reset_seeds()
+        self._reset_options()
+        return obs
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """The environments begin a step; `step_wait` gives its results."""
+        self.env.step_async(actions)
+        self._waiting = True
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Observations [N, ...], rewards [N] float32, dones [N], and N infos."""
+        self._waiting = False
+        obs, rewards, terminated, truncated, batched = self.env.step_wait()
+        dones = terminated | truncated
+        infos = info_rows(batched, self.num_envs)
+        for row in np.flatnonzero(dones):
+            if "final_obs" in infos[row]:
+                self.reset_infos[row] = infos[row]
+                final_obs = infos[row].pop("final_obs")
+                infos[row] = infos[row].pop("final_info")
+            else:  # its worker was lost
+                final_obs = _row(obs, row)
+            infos[row]["terminal_observation"] = final_obs
+        for row, info in enumerate(infos):
+            info["TimeLimit.truncated"] = bool(truncated[row] and not terminated[row])
+        return obs, rewards.astype(np.float32), dones, infos
+
+    def close(self) -> None:
+        """End the workers; twice is fine."""
+        self.env.close()
+
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether every environment has the attribute, or one of its wrappers."""
+        return all(self.env.apply(partial(_has, attr_name)))
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """The attribute of each environment, or of those of `indices`."""
+        return self._apply(partial(_get, attr_name), indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:  # noqa: ANN401
+        """Each environment, or those of `indices`, has the attribute with this value."""
+        self._apply(partial(_set, attr_name, value), indices)
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,
+        indices: VecEnvIndices = None,
+        **method_kwargs: Any,
+    ) -> list[Any]:
+        """What the method of each environment returns, or of those of `indices`."""
+        return self._apply(partial(_call, method_name, method_args, method_kwargs), indices)
+
+    def env_is_wrapped(
+        self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
+    ) -> list[bool]:
+        """Whether each environment, or those of `indices`, has a wrapper of this class around it."""
+        return self._apply(partial(is_wrapped, wrapper_class=wrapper_class), indices)
+
+    def get_images(self) -> Sequence[NDArray[Any] | None]:
+        """A picture of each environment; none without the render mode "rgb_array"."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f'The render mode is {self.render_mode}; only "rgb_array" gives images', stacklevel=2
+            )
+            return [None] * self.num_envs
+        return list(self.env.render())
+
+    def _apply(self, function: Callable[[Env], Any], indices: VecEnvIndices) -> list[Any]:
+        return list(self.env.apply(function, None if indices is None else list(self._get_indices(indices))))
+
+    def _options_of_rows(self) -> list[tuple[Info, NDArray[np.bool_] | None]]:
+        """The options of the next reset, each with the rows that they are for; no mask: all of them."""
+        groups: dict[int, tuple[Info, NDArray[np.bool_]]] = {}
+        for row, options in enumerate(self._options):
+            key = id(options) if options else 0
+            groups.setdefault(key, (options, np.zeros(self.num_envs, np.bool_)))[1][row] = True
+        if len(groups) == 1:
+            return [(self._options[0], None)]
+        return list(groups.values())
+
+    def _seed_of_all(self) -> int | list[int | None]:
+        """Seeds of the next reset; if consecutive one number, which seeds the policy's noise too."""
+        first = self._seeds[0]
+        if first is not None and self._seeds == list(range(first, first + self.num_envs)):
+            return first
+        return self._seeds
+
+
+def _has(name: str, env: Env) -> bool:
+    return env.has_wrapper_attr(name)
+
+
+def _get(name: str, env: Env) -> Any:  # noqa: ANN401
+    return env.get_wrapper_attr(name)
+
+
+def _set(name: str, value: object, env: Env) -> None:
+    setattr(env, name, value)
+
+
+def _call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env: Env) -> Any:  # noqa: ANN401
+    return env.get_wrapper_attr(name)(*args, **kwargs)
+
+
+def _row(obs: VecEnvObs, row: int) -> Any:  # noqa: ANN401
+    """A copy of one observation of a batch."""
+    if isinstance(obs, dict):
+        return {key: part[row].copy() for key, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(part[row].copy() for part in obs)
+    return obs[row].copy()

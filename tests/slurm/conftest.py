@@ -1,0 +1,47 @@
+"""The cluster for all tests in this folder; each test leaves it idle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterenv.config import SlurmConfig
+from tests.slurm.lab import Lab, why_not
+
+MakeConfig = Callable[..., SlurmConfig]
+
+
+@pytest.fixture(scope="session")
+def _lab() -> Iterator[Lab]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    lab = Lab()
+    lab.clean()
+    yield lab
+    lab.down()
+
+
+@pytest.fixture
+def lab(_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """The cluster, idle, and reachable by Slurm's commands."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_JOB", "SLURM_STEP", "SBATCH_")):
+            monkeypatch.delenv(name)
+    for name, value in _lab.environ.items():
+        monkeypatch.setenv(name, value)
+    yield _lab
+    _lab.clean()
+
+
+@pytest.fixture
+def slurm_config(lab: Lab, tmp_path: Path) -> MakeConfig:
+    """`SlurmConfig` with the runs' folder in the test's own, which all hosts see."""
+
+    def make(**options: object) -> SlurmConfig:
+        return SlurmConfig(**{"shared_folder": tmp_path / "runs", **options})  # type: ignore[arg-type]
+
+    return make
