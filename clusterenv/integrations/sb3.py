@@ -98,7 +98,7 @@ class ClusterVecEnv(VecEnv):
         obs, rewards, terminated, truncated, batched = self.env.step_wait()
         dones = terminated | truncated
         infos = info_rows(batched, self.num_envs)
-        for row in np.flatnonzero(dones):
+        for row in np.flatnonzero(dones).tolist():
             if "final_obs" in infos[row]:
                 self.reset_infos[row] = infos[row]
                 final_obs = infos[row].pop("final_obs")
@@ -166,10 +166,11 @@ class ClusterVecEnv(VecEnv):
 
     def _seed_of_all(self) -> int | list[int | None]:
         """Seeds of the next reset; if consecutive one number, which seeds the policy's noise too."""
-        first = self._seeds[0]
-        if first is not None and self._seeds == list(range(first, first + self.num_envs)):
+        seeds: list[int | None] = self._seeds
+        first = seeds[0]
+        if first is not None and seeds == list(range(first, first + self.num_envs)):
             return first
-        return self._seeds
+        return seeds
 
 
 def _has(name: str, env: Env) -> bool:

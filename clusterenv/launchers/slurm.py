@@ -21,14 +21,14 @@ from clusterenv.launchers.slurm_watch import JobWatch
 
 AT_EXIT_S = 2.0
 """How long jobs may take to end when the interpreter exits without a `cancel`."""
-KILLED_WITHIN_S = 10.0
-"""How much longer Slurm may take to kill what has not ended before the wait for it is given up."""
+ENDING_S = 2.0
+"""How much longer the end of cancelled jobs is waited for. Slurm sees to it, but is slow with dead nodes."""
 AT_LEAST_S = 2.0
 """How long a command may take that must be tried, however late it is."""
 SETTLE_S = 40.0
 """How long a job may take from its workers' end to its own; Slurm kills what is left of it after 30 s."""
 SETTLE_EVERY_S = 0.5
-LEAVING_S, LEAVING_EVERY_S = 2.0, 0.1
+LEAVING_S, LEAVING_EVERY_S = 1.0, 0.1
 """How long workers that have said goodbye may take to end before their job is cancelled."""
 RECORDS_EVERY_S = 1.0
 """Seconds between two looks into the run's folder, which may lie on a busy file server."""
@@ -155,9 +155,9 @@ class SlurmLauncher:
         finally:
             self._watch.stop()
             atexit.unregister(self._cancel_at_exit)
-        left = " ".join(str(job) for job in self._watch.running())
+        left = [job.id.number for job in self._jobs if any(self._runs_on(key) for key in job.keys)]
         if left:
-            _log.warning("Slurm jobs are not known to have ended; look with: squeue --jobs=%s", left)
+            _log.warning("Slurm jobs are not known to have ended; end them by: scancel %s", " ".join(left))
 
     # --- submitting -------------------------------------------------------------------------------------
 
@@ -302,6 +302,8 @@ class SlurmLauncher:
                 return WorkerState.FAILED if int(code) else WorkerState.EXITED, exit_code, signal
         if info.lost_its_script or info.reason == "JobLaunchFailure":  # the latter with a made-up signal
             return WorkerState.FAILED, None, None
+        if self._cancelled and info.word == "COMPLETING":  # Slurm sees to its end
+            return WorkerState.FAILED, None, None
         return info.state, info.exit_code, info.signal
 
     @staticmethod
@@ -345,7 +347,7 @@ class SlurmLauncher:
         deadline = time.monotonic() + timeout_s
         told = False
         pause_s = 0.05
-        while not self._all_ended() and time.monotonic() < deadline + (KILLED_WITHIN_S if told else 0.0):
+        while not self._all_ended() and time.monotonic() < deadline + (ENDING_S if told else 0.0):
             left_s = max(AT_LEAST_S, deadline - time.monotonic())
             try:
                 if not told:
@@ -356,6 +358,11 @@ class SlurmLauncher:
                 _log.warning("Slurm jobs could not be cancelled: %s", error)
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
+
+    def _runs_on(self, key: str) -> bool:
+        """Whether a job may go on: not if Slurm is already ending it."""
+        info = self._watch.info(key)
+        return info is None or not (info.ended or info.word == "COMPLETING")
 
     def _all_ended(self) -> bool:
         return not self._watch.running()

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clusterenv import ClusterEnv, LocalConfig, Rollout
+from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.errors import ConfigError
 from clusterenv.learners import defaults
 from clusterenv.learners.checkpoints import Checkpoint
@@ -232,16 +232,21 @@ def update(
     }
 
 
-def train(config: PPOConfig) -> Summary:
+def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:
     """Train, and return what it took; the run's folder holds its metrics, curves and newest checkpoint.
 
     However the run ends, by an interrupt too, its agent is in the checkpoint and no process is left.
+
+    Args:
+        config: the options of the algorithm.
+        launcher: where the workers run; none: on this machine, as many as `config` says.
     """
+    launcher = launcher or LocalConfig(nodes=config.workers, serial=config.serial)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     shuffling = torch.Generator().manual_seed(config.seed)
     folder = config.run_dir or default_folder("ppo", config.env_id, config.seed)
-    with ClusterEnv(env_options(config), LocalConfig(nodes=config.workers, serial=config.serial)) as env:
+    with ClusterEnv(env_options(config), launcher) as env:
         agent = Agent(*env.launch(), **agent_options(config))
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -120,8 +121,11 @@ def comparable(value: Any) -> Any:
     return type(value)(map(comparable, value)) if isinstance(value, tuple | list) else value
 
 
+needs_cv2 = pytest.mark.skipif(
+    find_spec("cv2") is None, reason="opencv-python-headless is not installed; .ci/clients runs this"
+)
 CASES = [
-    (name, launcher, mode)
+    pytest.param(name, launcher, mode, marks=[needs_cv2] if name == "ResizeObservation" else [])
     for name in WRAPPERS
     for launcher in (LAUNCHERS if env_of(name) == "vectors" else ["serial"])
     for mode in modes_of(name)

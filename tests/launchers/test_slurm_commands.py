@@ -211,4 +211,4 @@ def test_cancel_is_bounded_and_names_the_jobs_when_slurm_does_not_answer(
         made.submit()
         made.cancel(timeout_s=0.5)
     assert "Slurm jobs could not be cancelled" in caplog.text
-    assert "squeue --jobs=12" in caplog.text
+    assert "end them by: scancel 12" in caplog.text

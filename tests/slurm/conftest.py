@@ -12,6 +12,10 @@ from clusterenv.config import SlurmConfig
 from tests.slurm.lab import Lab, why_not
 
 MakeConfig = Callable[..., SlurmConfig]
+Record = Callable[[str, str], None]
+"""`record(what, value)`: shown at the end of the test run."""
+
+_RECORDS = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +49,16 @@ def slurm_config(lab: Lab, tmp_path: Path) -> MakeConfig:
         return SlurmConfig(**{"shared_folder": tmp_path / "runs", **options})  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Record:
+    """Tells people what a test has measured."""
+    records = request.config.stash.setdefault(_RECORDS, [])
+    return lambda what, value: records.append(f"{request.node.name}: {what} {value}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Show what was measured."""
+    for line in config.stash.get(_RECORDS, []):
+        terminalreporter.write_line(line)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from tests.launchers.contract import (
     python_worker,
     wait_until,
 )
+from tests.slurm.conftest import Record
 from tests.slurm.lab import Lab, until
 
 pytestmark = pytest.mark.process
@@ -162,7 +163,6 @@ def steps_of(launcher: Launcher) -> list[str]:
     return [step for step in listed if step.rpartition(".")[2].isdigit()]
 
 
-RecordProperty = Callable[[str, object], None]
 SAY_INCARNATION = (
     "import os, time; print('incarnation', os.environ.get('CLUSTERENV_INCARNATION', '0'), flush=True); "
     "time.sleep(600)"
@@ -218,7 +218,7 @@ def test_worker_gets_the_time_to_leave_by_itself(launch: MakeLauncher, mode: str
 
 
 def test_respawned_worker_is_a_job_of_its_own(
-    launch: MakeLauncher, mode: str, lab: Lab, record_property: RecordProperty
+    launch: MakeLauncher, mode: str, lab: Lab, record: Record
 ) -> None:
     launcher = launch(SAY_INCARNATION, SAY_INCARNATION, mode=mode)
     until(lambda: "incarnation 0" in launcher.log_tail(1), WITHIN_S, "it has begun")
@@ -226,7 +226,7 @@ def test_respawned_worker_is_a_job_of_its_own(
     launcher.respawn(1, 1)
     assert launcher.poll()[1].state is WorkerState.PENDING
     took_s = until(lambda: "incarnation 1" in launcher.log_tail(1), WITHIN_S, "it is back")
-    record_property("back after", f"{took_s:.1f} s")
+    record("back after", f"{took_s:.1f} s")
     until(lambda: launcher.poll()[1].state is WorkerState.RUNNING, WITHIN_S, "it is seen to run")
     assert launcher.poll()[1].job_id != before
     assert launcher.poll()[0].state is WorkerState.RUNNING
@@ -235,11 +235,11 @@ def test_respawned_worker_is_a_job_of_its_own(
 
 
 def test_job_with_failing_setup_is_reported_with_the_end_of_its_log(
-    launch: MakeLauncher, record_property: RecordProperty
+    launch: MakeLauncher, record: Record
 ) -> None:
     launcher = launch(SAY_AND_STAY, setup=["echo no such module; exit 7"])
     took_s = until(lambda: launcher.poll()[0].state is WorkerState.FAILED, WITHIN_S, "the job has failed")
-    record_property("noticed after", f"{took_s:.1f} s")
+    record("noticed after", f"{took_s:.1f} s")
     (status,) = launcher.poll()
     assert status.exit_code == 7
     assert status.detail.endswith("is FAILED (NonZeroExitCode)")
