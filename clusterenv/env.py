@@ -30,6 +30,7 @@ from clusterenv.session import (
     LauncherConfig,
     LocalSession,
     SerialSession,
+    launch_script,
     open_session,
     search_path,
     worker_stats,
@@ -183,6 +184,10 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             self._open("launch")
         self._launched_by = "launch"
         return self.single_observation_space, self.single_action_space
+
+    def script(self) -> str:
+        """What would be started, such as the job script, as text without secrets; no cluster is asked."""
+        return launch_script(self.launcher)
 
     def _open(self, by: Literal["launch", "reset"]) -> None:
         facts = self._facts_of_one()

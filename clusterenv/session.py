@@ -26,7 +26,7 @@ from clusterenv.launchers.base import Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout
 from clusterenv.peers import Ended, Peer
 from clusterenv.sources import EnvSource
-from clusterenv.transport import Buffer, Connection, Envelope, RunKeys, Server
+from clusterenv.transport import CONNECTION_VARIABLE, Buffer, Connection, Envelope, RunKeys, Server
 from clusterenv.transport import messages as m
 from clusterenv.worker import Worker
 
@@ -180,6 +180,24 @@ def _serial_hello() -> m.Hello:
     return hello(0)
 
 
+def _worker_command(rank: int, connection: Path | None, secret_env: Mapping[str, str]) -> WorkerCommand:
+    """What starts a worker, which finds the keys in the file `connection` or else in its environment."""
+    argv = (sys.executable, "-m", "clusterenv", "worker", "--rank", str(rank))
+    where = () if connection is None else ("--connection", str(connection))
+    return WorkerCommand((*argv, *where), secret_env=secret_env)
+
+
+def launch_script(launcher: LauncherConfig) -> str:
+    """What a run with `launcher` would start, as text; the name of its folder is made up."""
+    run_dir = _parent_of_runs(launcher) / "clusterenv-run"
+    if isinstance(launcher, SlurmConfig) and launcher.shared_folder is None:
+        path, secret_env = None, {CONNECTION_VARIABLE: ""}
+    else:
+        path, secret_env = run_dir / "connection.json", {}
+    made = make_launcher(launcher, lambda rank: _worker_command(rank, path, secret_env), run_dir=run_dir)
+    return made.request().script()
+
+
 class LocalSession:
     """Worker processes of this machine (or of a launcher), connected over sockets."""
 
@@ -192,7 +210,7 @@ class LocalSession:
         self._closed = False
         self._ending = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="clusterenv-keeper", daemon=True)
-        self._run_dir = _make_run_dir(launcher)
+        self._run_dir = make_run_dir(launcher)
         self._in_environment = isinstance(launcher, SlurmConfig) and launcher.shared_folder is None
         self._connection: Connection | None = None
         try:
@@ -233,6 +251,7 @@ class LocalSession:
         else:
             least = launcher.min_nodes if isinstance(launcher, SlurmConfig) else None
             self.head.wait_ready(least, launcher.queue_timeout_s)
+            _warn_of_few_cores(launcher, self.head.peers)
 
     def _keep(self) -> None:
         """On a thread of its own, for as long as the run lasts."""
@@ -247,11 +266,10 @@ class LocalSession:
         return self._run_dir / "connection.json"
 
     def _command(self, rank: int) -> WorkerCommand:
-        argv = (sys.executable, "-m", "clusterenv", "worker", "--rank", str(rank))
         assert self._connection is not None
         if self._in_environment:
-            return WorkerCommand(argv, secret_env=self._connection.to_env())
-        return WorkerCommand((*argv, "--connection", str(self._connection_path)))
+            return _worker_command(rank, None, self._connection.to_env())
+        return _worker_command(rank, self._connection_path, {})
 
     @property
     def traffic(self) -> Traffic:
@@ -285,19 +303,36 @@ class LocalSession:
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
-def _make_run_dir(launcher: LauncherConfig) -> Path:
+def make_run_dir(launcher: LauncherConfig) -> Path:
     """A new folder that only this user can enter, in a place that workers share if the launcher names one."""
-    parent = None if isinstance(launcher, LocalConfig) else launcher.shared_folder
-    if parent is not None:
-        parent = Path(parent).expanduser()
-        try:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(
-                f"shared_folder {parent} cannot be made: {error.strerror}; name one that head and workers "
-                "share, or None if there is none"
-            ) from error
-    return Path(tempfile.mkdtemp(prefix="clusterenv-", dir=parent))  # made 0700
+    parent = _parent_of_runs(launcher)
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="clusterenv-", dir=parent))  # made 0700
+    except OSError as error:
+        raise LaunchError(
+            f"no folder for the run can be made in {parent}: {error.strerror}; shared_folder names another "
+            "that head and workers share, or is None if there is none"
+        ) from error
+
+
+def _parent_of_runs(launcher: LauncherConfig) -> Path:
+    shared = None if isinstance(launcher, LocalConfig) else launcher.shared_folder
+    return Path(tempfile.gettempdir()) if shared is None else Path(shared).expanduser()
+
+
+def _warn_of_few_cores(launcher: ManualConfig | SlurmConfig, peers: Sequence[Peer]) -> None:
+    """Say once that a worker has fewer cores than environments, where nobody has asked for a number."""
+    for peer in peers:
+        if launcher.cpus_per_node is None and peer.hello is not None and peer.hello.cpus < peer.num_envs:
+            logger.warning(
+                "worker %d on %s may use %d core(s) for %d environments; cpus_per_node asks for more",
+                peer.rank,
+                peer.host,
+                peer.hello.cpus,
+                peer.num_envs,
+            )
+            return
 
 
 class _LauncherProcesses:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.preprocessing import check_for_nested_spaces
 from stable_baselines3.common.vec_env.base_vec_env import (
     VecEnv,
@@ -22,12 +21,10 @@ from stable_baselines3.common.vec_env.base_vec_env import (
 
 from clusterenv.config import EnvConfig
 from clusterenv.env import ClusterEnv
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, EnvError
 from clusterenv.integrations.rows import Info, info_rows
 from clusterenv.session import LauncherConfig
 from clusterenv.sources import EnvFn
-
-Env = gym.Env[Any, Any]
 
 
 class ClusterVecEnv(VecEnv):
@@ -62,8 +59,9 @@ class ClusterVecEnv(VecEnv):
             )
         if env.config.api != "gymnasium":
             raise ConfigError("api", env.config.api, '"gymnasium" below Stable-Baselines3')
-        if env.autoreset_mode is not AutoresetMode.SAME_STEP:
-            raise ConfigError("autoreset_mode", env.autoreset_mode, '"SameStep" below Stable-Baselines3')
+        mode = env.metadata["autoreset_mode"]
+        if mode is not AutoresetMode.SAME_STEP:
+            raise ConfigError("autoreset_mode", mode, '"SameStep" below Stable-Baselines3')
         check_for_nested_spaces(env.single_observation_space)
         self.env = env
         """The environments themselves, whose `step` and `rollout` also take `model.policy`."""
@@ -116,31 +114,42 @@ class ClusterVecEnv(VecEnv):
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether every environment has the attribute, or one of its wrappers."""
-        return all(self.env.apply(partial(_has, attr_name)))
+        return all(self._call_on(None, "has_wrapper_attr", attr_name))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The attribute of each environment, or of those of `indices`."""
-        return self._apply(partial(_get, attr_name), indices)
+        """The attribute of each environment, or of those of `indices`.
+
+        Raises:
+            AttributeError: if one has none of that name.
+        """
+        try:
+            return self._call_on(indices, "get_wrapper_attr", attr_name)
+        except EnvError as error:
+            if all(self._call_on(indices, "has_wrapper_attr", attr_name)):
+                raise
+            raise AttributeError(f"not every environment has an attribute {attr_name!r}") from error
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:  # noqa: ANN401
-        """Each environment, or those of `indices`, has the attribute with this value."""
-        self._apply(partial(_set, attr_name, value), indices)
+        """The attribute has this value in each environment, or in those of `indices`."""
+        rows = list(self._get_indices(indices))
+        self.env.set_attr(attr_name, [value] * len(rows), rows)
 
     def env_method(
-        self,
-        method_name: str,
-        *method_args: Any,
-        indices: VecEnvIndices = None,
-        **method_kwargs: Any,
+        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
         """What the method of each environment returns, or of those of `indices`."""
-        return self._apply(partial(_call, method_name, method_args, method_kwargs), indices)
+        return self._call_on(indices, method_name, *method_args, **method_kwargs)
 
     def env_is_wrapped(
         self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
     ) -> list[bool]:
-        """Whether each environment, or those of `indices`, has a wrapper of this class around it."""
-        return self._apply(partial(is_wrapped, wrapper_class=wrapper_class), indices)
+        """Whether each environment, or each of `indices`, has a wrapper of this class or one derived from it.
+
+        Wrappers are told apart by the names of their classes.
+        """
+        names = {kind.__name__ for kind in _derived(wrapper_class)}
+        chains = self._call_on(indices, "__str__")  # "<Outermost<Inner<CartPoleEnv<CartPole-v1>>>>"
+        return [not names.isdisjoint(re.findall(r"<(\w+)", chain)) for chain in chains]
 
     def get_images(self) -> Sequence[NDArray[Any] | None]:
         """A picture of each environment; none without the render mode "rgb_array"."""
@@ -151,8 +160,8 @@ class ClusterVecEnv(VecEnv):
             return [None] * self.num_envs
         return list(self.env.render())
 
-    def _apply(self, function: Callable[[Env], Any], indices: VecEnvIndices) -> list[Any]:
-        return list(self.env.apply(function, None if indices is None else list(self._get_indices(indices))))
+    def _call_on(self, indices: VecEnvIndices, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return list(self.env.call_on(list(self._get_indices(indices)), name, *args, **kwargs))
 
     def _options_of_rows(self) -> list[tuple[Info, NDArray[np.bool_] | None]]:
         """The options of the next reset, each with the rows that they are for; no mask: all of them."""
@@ -173,20 +182,11 @@ class ClusterVecEnv(VecEnv):
         return seeds
 
 
-def _has(name: str, env: Env) -> bool:
-    return env.has_wrapper_attr(name)
-
-
-def _get(name: str, env: Env) -> Any:  # noqa: ANN401
-    return env.get_wrapper_attr(name)
-
-
-def _set(name: str, value: object, env: Env) -> None:
-    setattr(env, name, value)
-
-
-def _call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], env: Env) -> Any:  # noqa: ANN401
-    return env.get_wrapper_attr(name)(*args, **kwargs)
+def _derived(kind: type) -> Iterator[type]:
+    """The class and all that are derived from it."""
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _derived(child)
 
 
 def _row(obs: VecEnvObs, row: int) -> Any:  # noqa: ANN401

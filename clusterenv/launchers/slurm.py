@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from clusterenv.errors import LaunchError
 from clusterenv.launchers.base import WorkerState, WorkerStatus, end_of_log
 from clusterenv.launchers.slurm_commands import Slurm
+from clusterenv.launchers.slurm_records import ExitRecords
 from clusterenv.launchers.slurm_request import SlurmRequest, SlurmScript
 from clusterenv.launchers.slurm_states import JobId, JobInfo, explain_pending, shell_status
 from clusterenv.launchers.slurm_watch import JobWatch
@@ -30,8 +31,8 @@ SETTLE_S = 40.0
 SETTLE_EVERY_S = 0.5
 LEAVING_S, LEAVING_EVERY_S = 1.0, 0.1
 """How long workers that have said goodbye may take to end before their job is cancelled."""
-RECORDS_EVERY_S = 1.0
-"""Seconds between two looks into the run's folder, which may lie on a busy file server."""
+PATIENCE_S = 5.0
+"""Seconds in the queue before that is told."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class _Job:
 
     id: JobId
     script: SlurmScript
+    submitted_at: float = field(default_factory=time.monotonic)
     hosts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Its hosts as they were when it started; Slurm strikes lost ones from a job that goes on without."""
 
@@ -78,8 +80,8 @@ class SlurmLauncher:
         self._job_of: dict[int, _Job] = {}
         self._troubles: dict[int, str] = {}
         self._why_it_waits: dict[str, tuple[JobInfo, str]] = {}
-        self._records: dict[str, str] = {}
-        self._records_at = -RECORDS_EVERY_S
+        self._records = ExitRecords(request.run_dir)
+        self._told_of_waiting = ""
         self._used = False
         self._cancelled = False
         self._owner_pid = os.getpid()
@@ -118,8 +120,10 @@ class SlurmLauncher:
 
     def poll(self) -> list[WorkerStatus]:
         """The status of every worker, by rank, as it was known at the last look."""
-        self._read_records()
+        if self._request.shared and self._jobs and self._records.read():
+            self._watch.look_soon()  # Slurm may know why they ended
         with self._lock:
+            self._tell_of_waiting()
             return [self._status(rank) for rank in range(len(self._request.commands))]
 
     def log_tail(self, rank: int, lines: int = 20) -> str:
@@ -294,12 +298,9 @@ class SlurmLauncher:
         """(state, exit code, signal) of a worker: by its own record if there is one, else by its job."""
         if info.state is WorkerState.PENDING:
             return info.state, None, None
-        record = self._records.get(self._request.exit_path(rank, job.script.incarnation).name)
-        if record is not None:
-            code, _, restarts = record.partition(" ")
-            if code.isdigit() and restarts.isdigit() and int(restarts) >= info.restarts:
-                exit_code, signal = shell_status(int(code))
-                return WorkerState.FAILED if int(code) else WorkerState.EXITED, exit_code, signal
+        code = self._records.code(rank, job.script.incarnation, info.restarts)
+        if code is not None:
+            return WorkerState.FAILED if code else WorkerState.EXITED, *shell_status(code)
         if info.lost_its_script or info.reason == "JobLaunchFailure":  # the latter with a made-up signal
             return WorkerState.FAILED, None, None
         if self._cancelled and info.word == "COMPLETING":  # Slurm sees to its end
@@ -312,20 +313,20 @@ class SlurmLauncher:
         number = 0 if job.script.array else job.script.ranks.index(rank)
         return hosts[number] if number < len(hosts) else None
 
-    def _read_records(self) -> None:
-        """Learn which workers have left an exit code in the run's folder."""
-        now = time.monotonic()
-        if not self._request.shared or not self._jobs or now - self._records_at < RECORDS_EVERY_S:
-            return
-        self._records_at = now
-        try:
-            found = {path.name: path for path in self._request.run_dir.iterdir() if path.suffix == ".exit"}
-            records = {name: path.read_text().strip() for name, path in found.items()}
-        except OSError:  # one was just removed by a worker that starts again; the next look is soon
-            return
-        if records != self._records:
-            self._records = records
-            self._watch.look_soon()  # Slurm may know why they ended
+    def _tell_of_waiting(self) -> None:
+        """Log which jobs still wait and why, once it has taken some seconds and whenever that changes."""
+        waiting: dict[str, list[str]] = {}
+        for job in self._jobs:
+            for key in job.keys if time.monotonic() - job.submitted_at > PATIENCE_S else ():
+                info = self._watch.info(key)
+                if info is not None and info.state is WorkerState.PENDING:
+                    waiting.setdefault(str(info), []).append(key)
+        told = "; ".join(f"{', '.join(_few(keys))}: {info}" for info, keys in waiting.items())
+        if told != self._told_of_waiting:
+            self._told_of_waiting = told
+            _log.warning(
+                "Slurm jobs wait in the queue: %s" if told else "no Slurm job waits any more%s", told
+            )
 
     # --- cancelling -------------------------------------------------------------------------------------
 
@@ -337,8 +338,9 @@ class SlurmLauncher:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and any(s.state is WorkerState.RUNNING for s in self.poll()):
             time.sleep(LEAVING_EVERY_S)
-            self._records_at = -RECORDS_EVERY_S
-            if not self._request.shared:
+            if self._request.shared:
+                self._records.read(now=True)
+            else:
                 self._watch.refresh(AT_LEAST_S)
         self._watch.refresh(AT_LEAST_S)
 
@@ -366,3 +368,7 @@ class SlurmLauncher:
 
     def _all_ended(self) -> bool:
         return not self._watch.running()
+
+
+def _few(keys: list[str]) -> list[str]:
+    return keys if len(keys) <= 4 else [*keys[:3], f"and {len(keys) - 3} more"]

@@ -82,19 +82,18 @@ class StepsRequest:
             )
         return cls(config, commands, run_dir, allocation)
 
-    def node(self, rank: int, incarnation: int = 0) -> int:
-        """Which node of the allocation a worker runs on, from 0.
+    def node(self, rank: int, moves: int = 0) -> int:
+        """Which node of the allocation a worker runs on, from 0, after it has moved on `moves` times.
 
         The last ones, so that in a larger allocation the first, where the batch script and usually the head
-        run, is left free. A worker that was lost twice moves on to the next node.
+        run, is left free.
         """
         first = self.allocation.nodes - self.config.nodes
-        moved = max(0, incarnation - 1)
-        return first + (rank + moved) % self.config.nodes
+        return first + (rank + moves) % self.config.nodes
 
-    def argv(self, rank: int, incarnation: int = 0) -> tuple[str, ...]:
+    def argv(self, rank: int, moves: int = 0) -> tuple[str, ...]:
         """The command that starts a worker."""
-        node = self.node(rank, incarnation)
+        node = self.node(rank, moves)
         cpus = self.allocation.cpus[node] if node < len(self.allocation.cpus) else None
         own_cpus = [f"--cpus-per-task={cpus}"] if cpus and self.config.cpus_per_node is None else []
         memory = [
@@ -139,10 +138,10 @@ class StepsRequest:
         """One shell line for each worker; secrets are left out."""
         return "".join(f"{self.line(rank)} &\n" for rank in range(len(self.commands)))
 
-    def line(self, rank: int, incarnation: int = 0) -> str:
+    def line(self, rank: int, incarnation: int = 0, moves: int = 0) -> str:
         """The shell line that would start a worker, but for secrets."""
         command = self._command(rank, incarnation)
         words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
         words += [f"{name}='<secret>'" for name in command.secret_env]
         log_path = shlex.quote(str(self.log_path(rank)))
-        return " ".join([*words, shlex.join(self.argv(rank, incarnation)), ">>", log_path, "2>&1"])
+        return " ".join([*words, shlex.join(self.argv(rank, moves)), ">>", log_path, "2>&1"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clusterenv.config import SlurmConfig
 from clusterenv.launchers.base import THREAD_VARIABLES, WORKER_DEFAULTS, WorkerCommand
+from clusterenv.launchers.slurm_records import ExitRecords
 
 SHELL = "/bin/bash"
 WARNING = "USR1"
@@ -58,10 +59,6 @@ class SlurmRequest:
     def log_path(self, rank: int) -> Path:
         """The log of a worker; on its node if nothing is shared."""
         return (self.log_folder or self.run_dir) / f"worker-{rank}.log"
-
-    def exit_path(self, rank: int, incarnation: int) -> Path:
-        """Where the shell around a worker leaves its exit code, if the folder is shared."""
-        return self.run_dir / f"worker-{rank}.{incarnation}.exit"
 
     def job_log_path(self, job_id: str) -> Path | None:
         """The output of a job's batch script; `job_id` is "12", or "12_3" in an array."""
@@ -118,8 +115,7 @@ class SlurmRequest:
             "exclusive": config.exclusive,
             # Those on other nodes go on when a node is lost; without, Slurm ends the whole job.
             "no-kill": nodes > 1,
-            # It goes to steps alone, so that without srun nobody would hear it.
-            "signal": f"{WARNING}@{config.warn_s}" if config.warn_s and config.use_srun else None,
+            "signal": f"{WARNING}@{config.warn_s}" if self._warns() else None,
             "export": "ALL" if export else None,
             "output": self._job_log_pattern(array),
             "open-mode": "append",
@@ -130,6 +126,12 @@ class SlurmRequest:
             for name, value in options.items()
             if value is not None and value is not False
         ]
+
+    def _warns(self) -> bool:
+        """Whether Slurm is to send a warning: it goes to steps alone, and may come 60 s too early."""
+        limit_s = seconds_of(self.config.time_limit)
+        useful = limit_s is None or limit_s > 2 * (self.config.warn_s + 60)
+        return self.config.warn_s > 0 and self.config.use_srun and useful
 
     def _job_log_pattern(self, array: bool) -> str:
         if self.log_folder is None:
@@ -170,7 +172,8 @@ class SlurmRequest:
         if self.log_folder is not None:
             lines.append(f"exec >>{self._ranked(self.log_folder, 'worker-', '.log')} 2>&1")
         if self.shared:
-            lines.append(f"ended={self._ranked(self.run_dir, 'worker-', f'.{incarnation}.exit')}")
+            before, after = ExitRecords.name("@", incarnation).split("@")
+            lines.append(f"ended={self._ranked(self.run_dir, before, after)}")
             lines.append('rm -f "$ended"')
         lines += [
             'echo "== rank $rank, Slurm job $SLURM_JOB_ID on $SLURMD_NODENAME, $(taskset -cp $$)"',
@@ -230,6 +233,19 @@ def resources(config: SlurmConfig) -> list[str]:
         *([f"--cpus-per-task={cpus}"] if cpus is not None else []),
         *([f"--gres={gpus}"] if gpus is not None else []),
     ]
+
+
+def seconds_of(time_limit: str | None) -> int | None:
+    """A time in one of Slurm's forms, such as "90" (minutes), "1:30:00" or "1-12"; None: not known."""
+    if time_limit is None or time_limit == "UNLIMITED":
+        return None
+    days, _, rest = time_limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:  # "minutes", "minutes:seconds", "hours:minutes:seconds"
+        hours, minutes, seconds = parts if len(parts) == 3 else (0, *parts, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _default(name: str) -> str:

@@ -50,6 +50,7 @@ class StepsLauncher:
         self._slurm = Slurm(clean_environment(environ))
         self._steps: dict[int, _Step] = {}
         self._old: list[_Step] = []
+        self._moves: dict[int, int] = {}
         self._lock = threading.RLock()  # a signal handler may cancel while this thread is inside
         self._used = False
         self._cancelled = False
@@ -78,7 +79,10 @@ class StepsLauncher:
                 raise
 
     def respawn(self, rank: int, incarnation: int) -> None:
-        """Start the worker of `rank` again as `incarnation`; what is left of the old one is told to end.
+        """Start the worker of `rank` again as `incarnation`; what is left of the old one is killed.
+
+        On its own node if it has ended there; on the next one if Slurm does not know that it has, since then
+        its node is probably lost.
 
         Raises:
             LaunchError: if srun could not be started, or the workers were cancelled.
@@ -88,8 +92,9 @@ class StepsLauncher:
                 raise LaunchError("the workers were cancelled; none is started again")
             old = self._steps[rank]
             if old.process.poll() is None:
+                self._moves[rank] = self._moves.get(rank, 0) + 1
                 self._old.append(old)
-                old.process.terminate()  # srun kills the task: the head has given it up
+                old.process.terminate()  # srun kills the task
             self._steps[rank] = self._start(rank, incarnation)
 
     def poll(self) -> list[WorkerStatus]:
@@ -126,13 +131,13 @@ class StepsLauncher:
     # ----------------------------------------------------------------------------------------------------
 
     def _start(self, rank: int, incarnation: int) -> _Step:
-        request = self._request
-        argv, log_path = request.argv(rank, incarnation), request.log_path(rank)
+        request, moves = self._request, self._moves.get(rank, 0)
+        argv, log_path = request.argv(rank, moves), request.log_path(rank)
         try:
             log_path.parent.mkdir(parents=True, exist_ok=True)
             log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                os.write(log, os.fsencode(f"$ {request.line(rank, incarnation)}\n"))
+                os.write(log, os.fsencode(f"$ {request.line(rank, incarnation, moves)}\n"))
                 begin = os.lseek(log, 0, os.SEEK_END)
                 process = subprocess.Popen(
                     argv,

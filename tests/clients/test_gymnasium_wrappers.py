@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
@@ -165,3 +167,43 @@ def test_episode_statistics_survive_masked_resets_of_other_rows(
             returns[ended], lengths[ended] = 0, 0
             episodes += int(ended.sum())
     assert env.episode_count == episodes > NUM_ENVS
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_torch_wrapper_gives_the_same_tensors(launcher: str, clusters: Callable[..., ClusterEnv]) -> None:
+    pytest.importorskip("array_api_compat", reason="array-api-compat is not installed; .ci/clients runs this")
+
+    def walk_with_tensors(env: VectorEnv) -> list[Any]:
+        wrapped = wrappers.NumpyToTorch(env)
+        torch.manual_seed(2)
+        obs, info = wrapped.reset(seed=5)
+        seen = [obs, *info.values()]
+        for _ in range(NUM_STEPS):
+            *step, info = wrapped.step(torch.rand(NUM_ENVS, 1))
+            seen += [*step, info["t"]]
+        assert all(isinstance(part, torch.Tensor) for part in seen[:1] + seen[-5:])
+        return [part.numpy() if isinstance(part, torch.Tensor) else part for part in seen]
+
+    twin = SyncVectorEnv([ENV_FNS["vectors"]] * NUM_ENVS)
+    ours = clusters("vectors", launcher, AutoresetMode.NEXT_STEP)
+    assert_same(walk_with_tensors(ours), walk_with_tensors(twin))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_record_video_sees_the_same_pictures_and_writes_a_video(launcher: str, tmp_path: Path) -> None:
+    pytest.importorskip("moviepy", reason="moviepy is not installed; .ci/clients runs this")
+    fns = [partial(gym.make, "CartPole-v1", render_mode="rgb_array")] * 2
+
+    def frames(env: VectorEnv, folder: Path) -> list[np.ndarray]:
+        recorder = wrappers.RecordVideo(env, str(folder), step_trigger=lambda step: step == 3)
+        recorder.reset(seed=1)
+        for step in range(12):
+            recorder.step(np.array([step % 2, (step + 1) % 2]))
+        recorded = list(recorder.recorded_frames)
+        recorder.close()
+        assert [video.stat().st_size > 1000 for video in folder.glob("*.mp4")] == [True]
+        return recorded
+
+    expected = frames(SyncVectorEnv(fns), tmp_path / "twin")
+    assert len(expected) > 5
+    assert_same(frames(ClusterEnv(fns, LAUNCHERS[launcher]), tmp_path / "cluster"), expected)

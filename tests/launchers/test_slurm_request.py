@@ -12,7 +12,7 @@ import pytest
 from clusterenv.config import SlurmConfig
 from clusterenv.errors import ConfigError
 from clusterenv.launchers import WorkerCommand, make_launcher
-from clusterenv.launchers.slurm_request import SlurmRequest, gres, option
+from clusterenv.launchers.slurm_request import SlurmRequest, gres, option, seconds_of
 
 GOLDEN = Path(__file__).parents[1] / "slurm" / "golden"
 RUN_DIR = Path("/home/ada/.clusterenv/runs/clusterenv-x1")
@@ -200,6 +200,38 @@ def test_secrets_are_named_but_not_shown() -> None:
     assert "CLUSTERENV_CONNECTION, whose value is not shown" in made.script()
     assert made.first().secret_env == {"CLUSTERENV_CONNECTION": "hidden keys"}
     assert "--export=ALL" in directives(made.script())
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, None),
+        ("UNLIMITED", None),
+        ("90", 5400),
+        ("2:30", 150),
+        ("01:30:15", 5415),
+        ("1-12", 129600),
+        ("2-00:30", 174600),
+        ("1-00:00:05", 86405),
+    ],
+)
+def test_time_limit_is_read_in_every_form_of_slurm(text: str | None, seconds: int | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["--signal=USR1@90"]),
+        ({"time_limit": "10", "warn_s": 30}, ["--signal=USR1@30"]),
+        ({"time_limit": "5"}, []),  # it could come at once, since Slurm is up to 60 s early
+        ({"warn_s": 0}, []),
+        ({"use_srun": False}, []),
+    ],
+)
+def test_warning_is_asked_for_where_it_is_of_use(options: dict[str, Any], expected: list[str]) -> None:
+    lines = directives(request(**options).script())
+    assert [line for line in lines if line.startswith("--signal")] == expected
 
 
 def test_setup_comes_before_the_defaults_so_that_it_can_choose_them() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from clusterenv.config import SlurmConfig
-from tests.slurm.lab import Lab, why_not
+from clusterenv.launchers.slurm_allocation import Allocation
+from tests.slurm.lab import CPUS, Lab, why_not
 
 MakeConfig = Callable[..., SlurmConfig]
 Record = Callable[[str, str], None]
@@ -49,6 +51,21 @@ def slurm_config(lab: Lab, tmp_path: Path) -> MakeConfig:
         return SlurmConfig(**{"shared_folder": tmp_path / "runs", **options})  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def allocation(lab: Lab) -> Iterator[Allocation]:
+    """Three whole nodes that a test may start steps on."""
+    done = subprocess.run(
+        ["salloc", "--nodes=3", "--exclusive", "--no-kill", "--no-shell"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    job = done.stderr.split("job allocation ")[-1].split()[0].rstrip(".")
+    yield Allocation(job, 3, (CPUS, CPUS, CPUS))
+    lab.tell("scancel", job)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,27 +92,6 @@ class TestArray(OverSlurm):
     @pytest.fixture
     def options(self) -> dict[str, object]:
         return {"mode": "array"}
-
-
-class TestOneNodeWithoutSrun(OverSlurm):
-    @pytest.fixture
-    def options(self) -> dict[str, object]:
-        return {"mode": "array", "use_srun": False}
-
-
-@pytest.fixture
-def allocation(lab: Lab) -> Iterator[Allocation]:
-    """Three nodes that the tests may start steps on."""
-    done = subprocess.run(
-        ["salloc", "--nodes=3", "--exclusive", "--no-shell"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    job = done.stderr.split("job allocation ")[-1].split()[0].rstrip(".")
-    yield Allocation(job, 3, (4, 4, 4))
-    lab.tell("scancel", job)
 
 
 class TestSteps(LauncherContract):
@@ -210,8 +190,11 @@ def test_workers_are_on_nodes_of_their_own_and_know_their_rank(lab: Lab, tmp_pat
         launcher.cancel(timeout_s=1.0)
 
 
-def test_worker_gets_the_time_to_leave_by_itself(launch: MakeLauncher, mode: str) -> None:
-    launcher = launch(LEAVE_SLOWLY, LEAVE_SLOWLY, mode=mode)
+@pytest.mark.parametrize(
+    "options", [{"mode": "sbatch"}, {"mode": "array"}, {"mode": "array", "use_srun": False}]
+)
+def test_worker_gets_the_time_to_leave_by_itself(launch: MakeLauncher, options: dict[str, Any]) -> None:
+    launcher = launch(LEAVE_SLOWLY, LEAVE_SLOWLY, **options)
     until(lambda: all(launcher.log_tail(r, 1) == "worker" for r in range(2)), WITHIN_S, "both have begun")
     launcher.cancel(timeout_s=10)
     assert all(launcher.log_tail(rank, 1) == "bye" for rank in range(2))
@@ -314,6 +297,13 @@ def test_cancel_ends_pending_jobs_too(launch: MakeLauncher, lab: Lab) -> None:
     launcher.cancel(timeout_s=5.0)
     launcher.cancel(timeout_s=5.0)
     assert lab.active() == []
+
+
+def test_worker_without_srun_is_reported_as_any_other(launch: MakeLauncher) -> None:
+    launcher = launch(SAY_AND_STAY, DIE_AT_BIRTH, mode="array", use_srun=False)
+    until(lambda: launcher.poll()[1].state is WorkerState.FAILED, WITHIN_S, "one has failed")
+    assert (launcher.poll()[1].exit_code, launcher.poll()[0].state) == (3, WorkerState.RUNNING)
+    assert launcher.log_tail(1, 1) in ("one", "no such module: two")
 
 
 def test_one_dead_worker_of_a_job_leaves_its_job_running(launch: MakeLauncher, lab: Lab) -> None:

@@ -16,11 +16,12 @@ import pytest
 
 from clusterenv import ClusterEnv
 from clusterenv.errors import WorkerLost
+from clusterenv.launchers.slurm_allocation import Allocation
 from tests.envs import Count
 from tests.slurm.conftest import MakeConfig, Record
 from tests.slurm.lab import Lab, until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 LEASE_S = 4.0
 LOOK_S = 1.5
@@ -106,6 +107,27 @@ def test_worker_of_a_lost_node_comes_back_on_another_and_the_others_have_no_gap(
         assert rows == list(range(1, len(rows) + 1))
         assert host_of(env, 2) == "node4"
         assert node != "node4"
+
+
+def test_step_of_a_lost_node_comes_back_on_another_of_the_allocation(
+    lab: Lab,
+    slurm_config: MakeConfig,
+    allocation: Allocation,
+    monkeypatch: pytest.MonkeyPatch,
+    record: Record,
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", str(allocation.nodes))
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "4(x3)")
+    with env_of(slurm_config(nodes=2, mode="auto"), 2) as env:
+        env.reset(seed=0)
+        assert [host_of(env, rank) for rank in range(2)] == ["node2", "node3"]
+        lab.host("kill-node", "node3", "--silent")
+        start = time.monotonic()
+        step_until(env, lost(1), LEASE_S + LOOK_S, "the worker is lost")
+        step_until(env, all_back, 60, "its replacement is there")
+        record("back after", f"{time.monotonic() - start:.1f} s")
+        assert host_of(env, 1) == "node2"
 
 
 def test_cut_off_worker_that_returns_does_not_confuse_the_run(lab: Lab, slurm_config: MakeConfig) -> None:

@@ -20,7 +20,7 @@ from tests.envs import Count
 from tests.slurm.conftest import MakeConfig
 from tests.slurm.lab import NODES, Lab, until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 
 HEAD = """
