@@ -132,7 +132,8 @@ class Acting:
             ],
         )
         rows = self._rows(peer, fragment.valid.reshape(-1), message.fragment)
-        leaves = [leaf.reshape(-1, *leaf.shape[2:])[rows] for leaf in fragment.obs]
+        count = fragment.valid.size  # not -1, which says nothing of observations without elements
+        leaves = [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs]
         self._samples[peer.rank] = Sample(message.fragment, leaves)
         return fragment
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,14 +31,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of the command line `argv`: 2 after an expected error, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(words)
+        status = _run(words)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        status = INTERRUPTED
     except Exception as error:
         if not _is_expected(error):
             raise
         sys.stderr.write(f"clusterenv: {error}\n")
-        return REFUSED
+        status = REFUSED
+    if argv is None and status == INTERRUPTED:
+        # The process only exits now: further Ctrl-C would show as tracebacks of whatever is cleaned up.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return status
 
 
 def _run(words: list[str]) -> int:

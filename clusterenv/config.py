@@ -17,6 +17,9 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.errors import ConfigError
 
 WORKER_LOSS_POLICIES = ("restart", "drop", "raise")
+SHORTEST_LEASE_S = 0.5
+"""A shorter lease would take every pause of a busy machine for a lost worker."""
+
 SLURM_MODES = ("auto", "sbatch", "array", "srun")
 
 RESERVED_DIRECTIVES = frozenset(
@@ -101,18 +104,20 @@ class EnvConfig:
     def __post_init__(self) -> None:
         """Check every value, and normalise the autoreset mode."""
         self._check_names()
-        _at_least("envs_per_node", self.envs_per_node, 1)
+        _at_least("envs_per_node", self.envs_per_node, 1, 1 << 20)
         _at_least("n_ref", self.n_ref, 1)
         _at_least("max_lag", self.max_lag, 1)
         _at_least("max_restarts", self.max_restarts, 0)
         _at_least("min_interval", self.min_interval, 1)
-        _at_least("max_message_bytes", self.max_message_bytes, 1 << 16)
+        _at_least("max_message_bytes", self.max_message_bytes, 1 << 16, 1 << 46)
         if self.seed is not None and not (_is_int(self.seed) and self.seed >= 0):
             raise ConfigError("seed", self.seed, "a whole number from 0, or None")
         if not (_is_number(self.kl_threshold) and self.kl_threshold >= 0):  # refuses NaN too
             raise ConfigError("kl_threshold", self.kl_threshold, "a number of nats from 0 (inf never pulls)")
         for name in ("max_age_s", "lease_s", "connect_timeout_s", "setup_timeout_s", "step_timeout_s"):
             _positive(name, getattr(self, name))
+        if self.lease_s < SHORTEST_LEASE_S:
+            raise ConfigError("lease_s", self.lease_s, f"at least {SHORTEST_LEASE_S} s")
         if self.head_grace_s is not None:
             _positive("head_grace_s", self.head_grace_s)
 
@@ -121,6 +126,10 @@ class EnvConfig:
             raise ConfigError("type", self.type, 'the name of a backend or environment, such as "gymnasium"')
         if self.env_name is not None and not isinstance(self.env_name, str):
             raise ConfigError("env_name", self.env_name, 'an id such as "LunarLander-v3"')
+        if not isinstance(self.env_kwargs, Mapping) or not all(isinstance(k, str) for k in self.env_kwargs):
+            raise ConfigError("env_kwargs", self.env_kwargs, "a dict with names of arguments as keys")
+        if not isinstance(self.wrappers, list | tuple) or not all(map(callable, self.wrappers)):
+            raise ConfigError("wrappers", self.wrappers, "a list of callables that take an environment")
         _one_of("api", self.api, ("gymnasium", "gym"))
         _one_of("on_worker_loss", self.on_worker_loss, WORKER_LOSS_POLICIES)
         if not isinstance(self.sync, str) or not re.fullmatch(
@@ -178,6 +187,8 @@ class LocalConfig:
         _at_least("nodes", self.nodes, 1)
         if self.cpus_per_node is not None:
             _at_least("cpus_per_node", self.cpus_per_node, 1)
+        if not isinstance(self.serial, bool):
+            raise ConfigError("serial", self.serial, "True or False")
         if self.serial and self.nodes != 1:
             raise ConfigError("nodes", self.nodes, "1 when serial is set, since all runs in one process")
         check_port_range(self.port_range)
@@ -404,9 +415,11 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-def _at_least(name: str, value: object, least: int) -> None:
+def _at_least(name: str, value: object, least: int, most: int = 1 << 31) -> None:
     if not _is_int(value) or value < least:
         raise ConfigError(name, value, f"a whole number from {least}")
+    if value > most:
+        raise ConfigError(name, value, f"a whole number from {least} to {most}")
 
 
 def _positive(name: str, value: object) -> None:

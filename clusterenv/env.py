@@ -44,6 +44,8 @@ Nested = Any
 """Arrays, nested as a space nests."""
 StepReturn = tuple[Nested, Any, Any, Any, dict[str, Any]]
 R = TypeVar("R")
+MOST_STEPS = 1 << 24
+"""Of one rollout, whose rows are all held in memory."""
 
 
 class ClusterEnv(VectorEnv[Any, Any, Any]):
@@ -419,8 +421,8 @@ class ClusterEnv(VectorEnv[Any, Any, Any]):
             StateError: if autoreset is disabled.
         """
         self._require_open()
-        if not reset_args.is_int(num_steps) or num_steps < 1:
-            raise ConfigError("num_steps", num_steps, "a whole number from 1")
+        if not reset_args.is_int(num_steps) or not 1 <= num_steps <= MOST_STEPS:
+            raise ConfigError("num_steps", num_steps, f"a whole number from 1 to {MOST_STEPS}")
         if self._autoreset_mode is AutoresetMode.DISABLED:
             raise StateError("rollout resets environments as they end; autoreset_mode is DISABLED")
         _require_agent(agent)

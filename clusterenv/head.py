@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import LaunchError, SetupTimeout
+from clusterenv.errors import LaunchError, SetupTimeout, StateError, UseAfterClose
 from clusterenv.peers import Peer, Processes, State, failed, listed, log_tails
 from clusterenv.policy import Snapshot
 from clusterenv.roster import CATCH_UP, Roster
@@ -90,6 +91,8 @@ class Head:
         self._condition = threading.Condition()
         peers = [Peer(w.rank, w.first_env, w.num_envs, w, blobs) for w, blobs in welcomes]
         self._roster = Roster(peers, config, digests, self._condition, self._post)
+        self._calling = threading.Lock()
+        self._pid = os.getpid()
         self._sequence = 0
         self._snapshot: Snapshot | None = None
         self.peers = peers
@@ -115,15 +118,23 @@ class Head:
             message = envelope.message
             peer = self._roster.by_address.get(envelope.peer)
             if isinstance(message, m.Hello):
-                refusal = self._roster.on_hello(envelope, message)
-                if refusal is not None:
-                    self._refuse(envelope, refusal)
+                self._on_hello(envelope, message)
             elif peer is None:
                 self._refuse(envelope, "say hello first")
             else:
                 peer.heard_at = time.monotonic()
                 self._on_message_of(peer, envelope)
             self._condition.notify_all()
+
+    def _on_hello(self, envelope: Envelope, hello: m.Hello) -> None:
+        try:
+            refusal = self._roster.on_hello(envelope, hello)
+        except Exception as error:  # noqa: BLE001 - a Welcome that cannot be sent is the launch's failure
+            what = f"cannot be told what to run: {error}"
+            self.peers[hello.rank].failure = m.Failure(kind="setup", message=what)
+        else:
+            if refusal is not None:
+                self._refuse(envelope, refusal)
 
     def _on_message_of(self, peer: Peer, envelope: Envelope) -> None:
         message = envelope.message
@@ -276,6 +287,18 @@ class Head:
             WorkerLost: if a worker is lost and `on_worker_loss` is "raise", its restarts are used up, or
                 every worker is away and none comes back within `connect_timeout_s`.
         """
+        if not self._calling.acquire(blocking=False):
+            raise StateError("another call is in progress; one ClusterEnv serves one thread at a time")
+        try:
+            return self._call(command, expected, fresh)
+        finally:
+            self._calling.release()
+
+    def _call(
+        self, command: Callable[[Peer], tuple[m.Message, Sequence[Any]]], expected: type[M], fresh: Fresh
+    ) -> list[Outcome[M]]:
+        if os.getpid() != self._pid:
+            raise StateError("this process was forked from the one that launched the workers; launch its own")
         with self._condition:
             self._wait_for_one()
             self._sequence += 1
@@ -356,6 +379,8 @@ class Head:
 
     def _raise_losses(self) -> None:
         """Raise for a worker that is lost for good, unless the run goes on without it."""
+        if self._roster.closing:
+            raise UseAfterClose("these environments were closed while a call was in progress")
         gone = [peer for peer in self.peers if peer.state is State.GONE]
         if gone and (self._config.on_worker_loss != "drop" or len(gone) == len(self.peers)):
             if gone[0].loss is None:

@@ -115,6 +115,8 @@ def _plain(value: object, depth: int) -> Plain:
         return value
     if isinstance(value, np.generic):
         return _array_ext(_SCALAR, np.asarray(value))
+    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost
+        raise _Unsupported(kind)
     if isinstance(value, np.ndarray):
         return _array_ext(_ARRAY, value)
     if isinstance(value, int):
@@ -196,7 +198,7 @@ def _read_array(content: memoryview) -> NDArray[Any]:
     return array
 
 
-_row_decoder = msgspec.msgpack.Decoder(list[tuple[int, dict[str, Any]]], ext_hook=_read_ext)
+_row_decoder = msgspec.msgpack.Decoder(list[tuple[int, dict[str | int, Any]]], ext_hook=_read_ext)
 _list_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=_read_ext)
 _array_decoder = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...], bytes])
 _str_decoder = msgspec.msgpack.Decoder(str)

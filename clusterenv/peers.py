@@ -161,9 +161,8 @@ def failed(peer: Peer, failure: m.Failure, processes: Processes | None) -> Clust
     """The error for a failure that a worker reported."""
     where = f"worker {peer.rank} on {peer.host}"
     if failure.kind == "env":
-        action = f" given action {failure.action}" if failure.action else ""
         return EnvError(
-            f"{where}, environment {failure.env_index}{action}: {failure.message}",
+            f"{where}: {failure.message}",
             env_index=failure.env_index,
             action=failure.action,
             remote_traceback=failure.traceback,

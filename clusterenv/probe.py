@@ -24,6 +24,8 @@ from clusterenv.lifetime import describe_exit, end_with_parent, kill_tree
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
+_LONGEST_WAIT_S: Final = 1e6  # what the system calls behind a wait can take
+
 CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds an environment may need to close after it has been described."""
 
@@ -50,7 +52,7 @@ def probe(env_blob: bytes, *, sys_path: Sequence[str], timeout_s: float) -> Prob
         EnvError: if building it raises or ends the process; carries the traceback of the child.
         SetupTimeout: if it has not been built after `timeout_s`; the child and all it started are gone.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + min(timeout_s, _LONGEST_WAIT_S)
     results, answers = Pipe(duplex=False)
     with results:
         with answers:

@@ -96,8 +96,9 @@ class Recording:
         With `all_values` those of the steps are asked for too, many at once; else `keep` was given them.
         """
         first = 0 if all_values else len(self.rewards)
-        flat = [leaf[first:].reshape(-1, *leaf.shape[2:]) for leaf in self.obs]
-        self.values[first:].reshape(-1)[:] = self._in_batches(values, flat, self.values[first:].size)
+        rows = self.values[first:].size  # not -1, which says nothing of observations without elements
+        flat = [leaf[first:].reshape(rows, *leaf.shape[2:]) for leaf in self.obs]
+        self.values[first:].reshape(-1)[:] = self._in_batches(values, flat, rows)
         final_obs = self._obs_layout.empty(len(self.final_rows))
         if self.final_rows:
             self._obs_layout.pack(self.final_obs, final_obs, name="final observation")

@@ -205,7 +205,8 @@ class Roster:
         """Lose a worker that is silent, does not take its command, or does not come back in time."""
         config, in_state_s = self._config, now - peer.since
         silent_s = now - peer.heard_at
-        if peer.state is State.READY and silent_s > config.lease_s:
+        connected = peer.state in (State.READY, State.BUILDING, State.RETURNING)
+        if connected and silent_s > config.lease_s:
             self.lose(peer, f"sent nothing for {silent_s:.1f} s (limit lease_s = {config.lease_s:g} s)")
         elif peer.state is State.READY and self._idles(peer, now):
             self.lose(peer, f"lives but has not taken its command for {now - peer.sent_at:.1f} s")

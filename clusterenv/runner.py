@@ -114,6 +114,10 @@ class Runner:
             return _HANDLERS[type(command)](self, command)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker
             return Failed.of(error)
+        except BaseException as error:  # such as a panic of an extension in Rust
+            if not self._own_process:  # a Ctrl-C of the caller, in serial mode
+                raise
+            return Failed.of(error)
 
     def close(self) -> None:
         """All environments are closed."""

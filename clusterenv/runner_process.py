@@ -109,12 +109,15 @@ class _Line:
         self._runner = runner
         self._interval_s = interval_s
         self._busy = False
+        self._pid = os.getpid()
         self._sending = threading.Lock()
         threading.Thread(target=self._tick, name="clusterenv-tick", daemon=True).start()
 
     def answer(self, command: Command) -> None:
         self._busy = True
         reply = self._runner.handle(command)
+        if os.getpid() != self._pid:
+            os._exit(1)  # an environment has forked, and its child came back here: it must not answer too
         self._busy = False
         self.send(reply)
 

@@ -82,6 +82,8 @@ def main(
         worker = Worker(service.send, ProcessPool, service.beating)
         code = service.serve(worker)
         _log.info("ends: %s", worker.closing)
+        if service.head_is_gone and connection is not None:
+            connection.unlink(missing_ok=True)  # it holds a key, and nobody else is left to remove it
         return code
     finally:
         client.close(linger_s=1.0)
@@ -105,6 +107,7 @@ class Service:
         self._beat_at = 0.0
         self._worker: Worker | None = None
         self._queued: list[Any] = []
+        self.head_is_gone = False
         self._leaving = ""
         self._leave_by: float | None = None
 
@@ -137,8 +140,10 @@ class Service:
                 worker.check(time.monotonic())
                 self._leave_if_due(worker)
                 if self._silent():
+                    self.head_is_gone = True
                     worker.closing = "the head is silent"
         except ConnectError as error:
+            self.head_is_gone = True
             worker.closing = f"the head is gone: {error}"
         finally:
             worker.close(timeout_s=5.0)

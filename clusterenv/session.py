@@ -208,6 +208,7 @@ class LocalSession:
         self._server: Server | None = None
         self._launcher: Launcher | None = None
         self._closed = False
+        self._pid = os.getpid()
         self._ending = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="clusterenv-keeper", daemon=True)
         self._run_dir = make_run_dir(launcher)
@@ -284,23 +285,24 @@ class LocalSession:
 
     def close(self, *, keep_logs: bool) -> None:
         """Say goodbye, then make sure; the logs stay if asked."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # in a fork of the head the run is not ours to end
             return
         self._closed = True
         deadline = time.monotonic() + GOODBYE_S
         self._ending.set()
-        if self._keeper.is_alive():
-            self._keeper.join(timeout=GOODBYE_S)
-        with contextlib.suppress(Exception):  # closing goes on whatever one part says
+        with contextlib.ExitStack() as ends:  # run last one first, each whatever the others do
+            if not keep_logs:
+                ends.callback(shutil.rmtree, self._run_dir, ignore_errors=True)
+            ends.callback(self._connection_path.unlink, missing_ok=True)
+            if self._server is not None:
+                ends.callback(self._server.close, timeout_s=1.0)
+            if self._launcher is not None:
+                launcher = self._launcher
+                ends.callback(lambda: launcher.cancel(timeout_s=max(1.0, deadline - time.monotonic())))
+            if self._keeper.is_alive():
+                self._keeper.join(timeout=GOODBYE_S)
             if self._server is not None:
                 self.head.say_goodbye("the head closed the run", GOODBYE_S)
-        if self._launcher is not None:
-            self._launcher.cancel(timeout_s=max(1.0, deadline - time.monotonic()))
-        if self._server is not None:
-            self._server.close(timeout_s=1.0)
-        self._connection_path.unlink(missing_ok=True)
-        if not keep_logs:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
 
 
 def make_run_dir(launcher: LauncherConfig) -> Path:

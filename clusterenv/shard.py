@@ -323,7 +323,10 @@ def _id_of(env: Env) -> str:
 
 
 def _say(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own text may fail too
+        return f"{type(error).__name__}, whose text cannot be made"
 
 
 def _shortened(value: object) -> str:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import types
@@ -91,6 +93,32 @@ def test_interrupt_is_quiet_and_status_130(
 
     assert cli.main(["try"]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_after_an_interrupted_command_is_ignored(
+    command: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.run = lambda words: cli.INTERRUPTED
+    before = signal.getsignal(signal.SIGINT)
+
+    assert cli.main(["try"]) == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.setattr(sys, "argv", ["clusterenv", "try"])
+    try:
+        assert cli.main() == 130
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("place", ["/proc/run", "/dev/null", "/dev/null/run"])
+def test_train_into_an_impossible_folder_is_one_sentence(
+    place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ppo", "--env-id", "CartPole-v1", "--workers", "1", "--serial", "--run-dir", place]
+
+    assert cli.main(["train", *words]) == 2
+    assert re.fullmatch(rf"clusterenv: run_dir is '{place}'; expected .*\n", capsys.readouterr().err)
 
 
 def test_train_without_an_algorithm_says_how(capsys: pytest.CaptureFixture[str]) -> None:

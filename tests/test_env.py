@@ -23,6 +23,7 @@ from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import (
     ActionError,
     AgentError,
+    ClusterEnvError,
     ConfigError,
     EnvError,
     LaunchError,
@@ -32,7 +33,7 @@ from clusterenv.errors import (
     WorkerLost,
 )
 from tests.agents import CleanRLAgent, MLPAgent
-from tests.envs import Count, Echo, Fails, Hangs, Index, Nested, RandomObs
+from tests.envs import Count, Echo, Fails, Hangs, Index, Nested, RandomObs, Sampled
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
 
@@ -609,3 +610,74 @@ class FailsOnSecondBuild:
             raise RuntimeError("cannot be built twice")
         (Path(self.folder) / "built").touch()
         return Count(9)
+
+
+# --- odd users ----------------------------------------------------------------------------------------------
+
+
+def test_fork_of_the_head_can_neither_step_nor_close_the_run() -> None:
+    with ClusterEnv(TERM_TRUNC, ONE) as env:
+        env.reset(seed=0)
+        child = os.fork()
+        if child == 0:
+            try:
+                env.step(ZEROS)
+            except StateError:
+                env.close()
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert column(env.step(ZEROS)[0]) == [1, 1]
+
+
+class Forks(Count):
+    """Forks in its third step, and lets the child go on."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.t == 2:
+            os.fork()
+        return super().step(action)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_child_that_an_environment_forks_does_not_answer_too() -> None:
+    with ClusterEnv([partial(Forks, 20)], ONE) as env:
+        env.reset(seed=0)
+        assert [env.step([0])[0][0, 0] for _ in range(8)] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+class Panics(Count):
+    """Raises what is no Exception, as a panic of an extension in Rust does."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        raise GeneratorExit("panic")
+
+
+def test_base_exception_of_an_environment_does_not_end_its_runner() -> None:
+    with ClusterEnv([Panics], ONE) as env:
+        env.reset(seed=0)
+        with pytest.raises(ClusterEnvError, match="GeneratorExit"):
+            env.step([0])
+        env.reset(seed=0)
+
+
+class Writes:
+    """An agent that writes into the observations that it is given."""
+
+    def get_parameters(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        obs += 100.0
+        return np.zeros(len(obs), np.int64)
+
+
+def test_agent_that_writes_into_its_argument_does_not_change_the_rollout() -> None:
+    with ClusterEnv([partial(Count, 20)], SERIAL, seed=0) as env:
+        assert env.rollout(Writes(), 4).obs[:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_observations_without_elements_can_be_collected() -> None:
+    fns = [partial(Sampled, spaces.Box(-1, 1, (3, 0), np.float32))] * 2
+    with ClusterEnv(fns, SERIAL, seed=0) as env:
+        assert env.rollout(Writes(), 4).obs.shape == (4, 2, 3, 0)

@@ -13,7 +13,15 @@ import msgspec
 import pytest
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import AgentError, EnvError, LaunchError, SetupTimeout, WorkerLost
+from clusterenv.errors import (
+    AgentError,
+    EnvError,
+    LaunchError,
+    SetupTimeout,
+    StateError,
+    UseAfterClose,
+    WorkerLost,
+)
 from clusterenv.head import Fresh, Head, Reply, Returned
 from clusterenv.peers import Ended, State, restart_delay_s
 from clusterenv.policy import Snapshot
@@ -106,7 +114,7 @@ class Wire:
 def wired(**options: Any) -> Iterator[Wire]:
     """A head for two workers, looked after by a thread."""
     wire = Wire()
-    config = EnvConfig(lease_s=0.5, connect_timeout_s=0.3, setup_timeout_s=0.3, **options)
+    config = EnvConfig(**{"lease_s": 0.5, "connect_timeout_s": 0.3, "setup_timeout_s": 0.3, **options})
     wire.head = Head([(welcome(0, 0, 2), [b"x"]), (welcome(1, 2, 3), [b"x"])], config, ("o", "a"))
     wire.head.attach(wire, wire.processes)
     stop = threading.Event()
@@ -185,7 +193,7 @@ def test_late_and_second_replies_are_dropped_and_counted(ready: Wire) -> None:
 def test_environment_failure_becomes_an_env_error_once_all_have_answered(ready: Wire) -> None:
     failure = m.Failure(kind="env", message="raised", traceback="Traceback", env_index=3, action="1")
     ready.answers[m.StepCommand] = lambda peer: failure if peer == b"w1" else m.Ack()
-    with pytest.raises(EnvError, match="worker 1 on here, environment 3 given action 1") as raised:
+    with pytest.raises(EnvError, match="worker 1 on here: raised") as raised:
         step(ready)
     assert raised.value.env_index == 3
     ready.answers[m.StepCommand] = lambda _: m.Ack()
@@ -442,3 +450,60 @@ def test_derived_seeds_differ_by_environment_and_incarnation() -> None:
     seeds = {derived_seed(1, env, incarnation) for env in range(50) for incarnation in range(1, 5)}
     assert len(seeds) == 200
     assert not seeds & set(range(100))
+
+
+# --- threads and launches -----------------------------------------------------------------------------------
+
+
+def test_second_call_at_a_time_is_refused_and_the_first_goes_on(ready: Wire) -> None:
+    assert ready.head is not None
+    results: list[Any] = []
+    first = threading.Thread(target=lambda: results.append(step(ready)))
+    first.start()
+    until(lambda: ready.head is not None and ready.head.peers[0].expected > 0)
+    with pytest.raises(StateError, match="another call is in progress"):
+        step(ready)
+    sequence = ready.head.peers[0].expected
+    for peer in (b"w0", b"w1"):
+        ready.say(m.Ack(), peer, sequence)
+    first.join()
+    assert len(results[0]) == 2
+
+
+def test_close_during_a_call_ends_it_with_a_sentence(ready: Wire) -> None:
+    assert ready.head is not None
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            step(ready)
+        except UseAfterClose as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    until(lambda: ready.head is not None and ready.head.peers[0].expected > 0)
+    ready.head.say_goodbye("closed", 0.1)
+    thread.join()
+    assert "closed while a call was in progress" in str(errors[0])
+
+
+def test_welcome_that_cannot_be_sent_fails_the_launch_at_once(wire: Wire) -> None:
+    def refuse(_: bytes) -> None:
+        raise ValueError("Welcome of 402362 bytes is too large")
+
+    wire.answers[m.Welcome] = refuse
+    wire.say(HELLO)
+    assert wire.head is not None
+    with pytest.raises(LaunchError, match="402362 bytes"):
+        wire.head.wait_ready()
+
+
+def test_worker_that_falls_silent_while_it_builds_is_lost_after_its_lease() -> None:
+    with wired(setup_timeout_s=60.0) as wire:
+        wire.say(HELLO)
+        wire.say(READY)
+        wire.say(msgspec.structs.replace(HELLO, rank=1), b"w1")
+        assert wire.head is not None
+        with beating(wire, b"w0"), pytest.raises(WorkerLost, match=r"worker 1 .*sent nothing for"):
+            wire.head.wait_ready()

@@ -119,7 +119,7 @@ def agent_errors(method: Callable[P, R]) -> Callable[P, R]:
             return method(*args, **kwargs)
         except ClusterEnvError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             adapter: Any = args[0]
             name = type(adapter.agent).__name__
             raise AgentError(f"the agent ({name}) failed: {type(error).__name__}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -51,7 +52,7 @@ class NumpyAdapter:
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
         """What the agent does; its noise is its own affair."""
         rows = len(env_ids)
-        result = self._agent.act(obs)
+        result = self._agent.act(copy.deepcopy(obs))  # it may write into its argument
         self._has_values = isinstance(result, tuple)
         if not isinstance(result, tuple):
             return Acted(self._actions(result, rows), nothing(rows), nothing(rows), None)

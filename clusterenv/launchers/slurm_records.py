@@ -41,7 +41,7 @@ class ExitRecords:
         return self._found != before
 
     def code(self, rank: int, incarnation: int, restarts: int) -> int | None:
-        """The exit code, as a shell tells it, in restart `restarts` of its job or a later one; None: it runs."""
+        """The exit code, as a shell tells it, in restart `restarts` of its job or later; None: it runs."""
         code, restart = self._found.get(self.name(str(rank), incarnation), (0, -1))
         return code if restart >= restarts else None
 

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from clusterenv.learners.interrupts import Interrupts
+
 ALGORITHMS = ("ppo",)
 
 
 def main(algorithm: str, argv: Sequence[str]) -> int:
-    """Train with `algorithm` as the options in `argv` say; the exit status.
+    """Train with `algorithm` as the options in `argv` say; the exit status, above 128 after a signal.
 
     Raises:
         ClusterEnvError: whatever keeps the run from starting or going on, to be shown as a sentence.
@@ -22,5 +24,7 @@ def main(algorithm: str, argv: Sequence[str]) -> int:
         sys.stderr.write(f"clusterenv: there is no algorithm {algorithm!r}; {hint}\n")
         return 2
     module = import_module(f"clusterenv.learners.{algorithm}")
-    module.train(module.parse(argv))
-    return 0
+    config = module.parse(argv)
+    with Interrupts() as interrupts:
+        module.train(config)
+    return interrupts.status

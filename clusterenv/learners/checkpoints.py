@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,19 @@ class Checkpoint:
     format: int = FORMAT
 
     def save(self, path: Path) -> None:
-        """Write the file in one move: whoever reads `path` sees the old file or the new one, whole."""
+        """Write the file in one move: whoever reads `path` sees the old file or the new one, whole.
+
+        Raises:
+            OSError: if the file cannot be written; the old one is as it was.
+        """
+        content = io.BytesIO()  # written by us, since torch does not say what the system said of a full disk
+        torch.save({item.name: getattr(self, item.name) for item in dataclasses.fields(self)}, content)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            torch.save({item.name: getattr(self, item.name) for item in dataclasses.fields(self)}, unfinished)
+            with unfinished.open("wb") as file:
+                file.write(content.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())  # some file systems tell of a full disk only now
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)

@@ -37,8 +37,8 @@ class EvaluateConfig:
         """Check every value."""
         if self.num_episodes < 1:
             raise ConfigError("num_episodes", self.num_episodes, "a whole number from 1")
-        if self.seed < 0:
-            raise ConfigError("seed", self.seed, "a whole number from 0")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError("seed", self.seed, "a whole number from 0 to 2**63-1")
 
 
 def evaluate(config: EvaluateConfig) -> list[float]:

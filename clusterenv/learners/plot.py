@@ -48,9 +48,11 @@ def plot(runs: Sequence[Path], out: Path) -> None:
     syncs.set_xlabel("environment steps")
     for axes in (returns, syncs):
         axes.grid(alpha=0.3)
-    out.parent.mkdir(parents=True, exist_ok=True)
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)
+    except OSError as error:
+        raise ConfigError("out", str(out), f"a file that can be written ({error.strerror})") from error
     except ValueError as error:
         raise ConfigError("out", str(out), "a file name that ends in .png, .pdf or .svg") from error
 
@@ -58,17 +60,27 @@ def plot(runs: Sequence[Path], out: Path) -> None:
 def read_run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The metrics of a run, one dict for each update, and its configuration.
 
+    A last line that a killed run has not finished is left out.
+
     Raises:
         ConfigError: if the folder holds no run, or one without an update.
     """
     try:
         lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
         config = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except OSError as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError("run", str(folder), "the folder of a run") from error
-    if not lines:
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                expected = f"a run whose {METRICS_FILE} is JSON in line {number}"
+                raise ConfigError("run", str(folder), expected) from error
+    if not rows:
         raise ConfigError("run", str(folder), "a run with at least one update")
-    return [json.loads(line) for line in lines], config
+    return rows, config
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,6 +16,8 @@ With fresh data mu is pi_prox, every weight is 1, and this is PPO.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +28,12 @@ from torch import Tensor, nn
 
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.errors import ConfigError
-from clusterenv.learners import defaults
+from clusterenv.learners import defaults, interrupts
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.returns import generalized_advantage, next_values
-from clusterenv.learners.runs import Run, Summary, default_folder, plain
+from clusterenv.learners.runs import Run, Summary, default_folder, make_folder, plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,23 @@ class PPOConfig:
         for name in ("learning_rate", "clip_coef", "max_grad_norm", "max_behaviour_weight"):
             if not getattr(self, name) > 0:
                 raise ConfigError(name, getattr(self, name), "a number above 0")
+        for name in ("learning_rate", "value_coef", "entropy_coef"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(name, getattr(self, name), "a finite number")
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        cores = os.cpu_count() or 1
+        if self.threads > cores:  # torch crashes when it cannot start as many as it is told
+            raise ConfigError("threads", self.threads, f"at most {cores}, the cores of this machine")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError("seed", self.seed, "a whole number from 0 to 2**63-1")
+        if self.stop_at_return is not None and math.isnan(self.stop_at_return):
+            raise ConfigError("stop_at_return", self.stop_at_return, "a number, or None")
+        if self.target_kl is not None and not self.target_kl >= 0:
+            raise ConfigError("target_kl", self.target_kl, "a number from 0, or None")
+        if any(width < 1 for width in self.hidden):
+            raise ConfigError("hidden", self.hidden, "whole numbers from 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +266,7 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     shuffling = torch.Generator().manual_seed(config.seed)
     folder = config.run_dir or default_folder("ppo", config.env_id, config.seed)
     with ClusterEnv(env_options(config), launcher) as env:
+        make_folder(folder)
         agent = Agent(*env.launch(), **agent_options(config))
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
@@ -265,6 +285,7 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
                     if run.checkpoint_is_due():
                         run.save(checkpoint(config, run.steps, agent, optimizer))
             finally:
+                interrupts.hold()
                 run.save(checkpoint(config, run.steps, agent, optimizer))
     return run.summary()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
@@ -13,7 +16,7 @@ PLAIN_INTERVAL_S = 5.0
 
 
 class ProgressLine:
-    """Shows the newest state of a run on standard output."""
+    """Shows the newest state of a run on standard output; without a word to nobody if that is gone."""
 
     def __init__(self) -> None:
         """Nothing is shown yet."""
@@ -24,9 +27,10 @@ class ProgressLine:
     def show(self, line: str) -> None:
         """Put `line` in place of the one before; where that cannot be, write it if the last is old enough."""
         if self._live is not None:
-            if not self._live.is_started:
-                self._live.start()
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+            with _to_nobody_if_gone():
+                if not self._live.is_started:
+                    self._live.start()
+                self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
             return
         now = time.monotonic()
         if self._shown_at is None or now - self._shown_at >= PLAIN_INTERVAL_S:
@@ -36,12 +40,25 @@ class ProgressLine:
     def close(self) -> None:
         """Take the line away and leave the terminal as it was."""
         if self._live is not None and self._live.is_started:
-            self._live.stop()
+            with _to_nobody_if_gone():
+                self._live.stop()
 
     def say(self, text: str) -> None:
         """Write lines that stay; not while a line is live."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        with _to_nobody_if_gone():
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+
+@contextmanager
+def _to_nobody_if_gone() -> Iterator[None]:
+    """If standard output cannot be written, as after `| head` or a hangup, what is written goes nowhere."""
+    try:
+        yield
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # also what Python still holds back and writes when it exits
+        os.close(nowhere)
 
 
 def short_number(number: int) -> str:

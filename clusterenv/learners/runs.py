@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
-from torch.utils.tensorboard import SummaryWriter
 
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.learners.board import Board
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.progress import ProgressLine, bytes_text, short_number
 
@@ -32,6 +34,10 @@ CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 CHECKPOINT_FILE = "checkpoint.pt"
 SUMMARY_FILE = "summary.json"
+
+
+class RunFolderError(ClusterEnvError, OSError):
+    """A file of the run cannot be written any more, as on a full disk; says which and why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,10 +92,9 @@ class Run:
         """Make the folder, write the configuration into it and start the clock.
 
         Raises:
-            ConfigError: if the folder holds a run already.
+            ConfigError: if the folder holds a run already, cannot be made, or takes no files.
         """
-        if (folder / METRICS_FILE).exists():
-            raise ConfigError("run_dir", str(folder), "a folder without a run in it")
+        make_folder(folder)
         self.folder = folder
         self.steps = self.updates = self.episodes = 0
         self._total_steps = total_steps
@@ -97,11 +102,11 @@ class Run:
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
         self._stats: Mapping[str, Any] = {"workers": [], "weight_bytes_sent": 0, "check_bytes_sent": 0}
-        folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump({"algorithm": algorithm, **plain(config)}, sort_keys=False)
-        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-        self._metrics = (folder / METRICS_FILE).open("w", encoding="utf-8", buffering=1)
-        self._board = SummaryWriter(str(folder))
+        with _as_config_error(folder):
+            (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+            self._board = Board(folder)
+            self._metrics = (folder / METRICS_FILE).open("w", encoding="utf-8", buffering=1)
         self._progress = ProgressLine()
         self._started = self._saved = self._logged = time.monotonic()
         self._rates: deque[tuple[float, int]] = deque([(self._started, 0)], maxlen=20)
@@ -110,15 +115,29 @@ class Run:
         """The run itself."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close every file, then write and show the summary."""
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Close every file, then write and show the summary.
+
+        Raises:
+            RunFolderError: the first of what cannot be written, once all has been tried.
+        """
         self._progress.close()
-        self._metrics.close()
-        self._board.close()
         summary = self.summary()
         text = json.dumps(dataclasses.asdict(summary), indent=2)
-        (self.folder / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")
+        failures = []
+        for name, close in (
+            (METRICS_FILE, self._metrics.close),
+            (self._board.path.name, self._board.close),
+            (SUMMARY_FILE, lambda: (self.folder / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")),
+        ):
+            try:
+                with self._writing(name):
+                    close()
+            except RunFolderError as failure:
+                failures.append(failure)
         self._progress.say(f"{summary.text()}\nrun folder: {self.folder}")
+        if failures and not isinstance(error, RunFolderError):
+            raise failures[0]
 
     @property
     def episode_return(self) -> float | None:
@@ -138,11 +157,11 @@ class Run:
         self._lengths.extend(episode.length for episode in rollout.episodes)
         self._stats = stats
         collected = self._collected(rollout)
-        self._metrics.write(json.dumps(_finite(collected | dict(losses)), allow_nan=False) + "\n")
-        for group, values in (("run", collected), ("loss", losses)):
-            for name, value in values.items():
-                if value is not None:
-                    self._board.add_scalar(f"{group}/{name}", value, self.steps)
+        with self._writing(METRICS_FILE):
+            self._metrics.write(json.dumps(_finite(collected | dict(losses)), allow_nan=False) + "\n")
+        curves = {f"run/{name}": value for name, value in collected.items() if value is not None}
+        with self._writing(self._board.path.name):
+            self._board.add(curves | {f"loss/{name}": value for name, value in losses.items()}, self.steps)
         self._progress.show(self._line(collected))
 
     def checkpoint_is_due(self) -> bool:
@@ -151,8 +170,17 @@ class Run:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the run's checkpoint in one move: a reader sees the old one or the new one, whole."""
-        checkpoint.save(self.folder / CHECKPOINT_FILE)
+        with self._writing(CHECKPOINT_FILE):
+            checkpoint.save(self.folder / CHECKPOINT_FILE)
         self._saved = time.monotonic()
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunFolderError(f"{self.folder / name} cannot be written: {reason}") from error
 
     def summary(self) -> Summary:
         """What the run has done so far, up to its last update."""
@@ -201,6 +229,29 @@ class Run:
             f"{collected['steps_per_s']:,.0f} steps/s  return {returns}  KL {kl}  "
             f"syncs {collected['syncs']}  {bytes_text(max(saved, 0))} saved"
         )
+
+
+def make_folder(folder: Path) -> None:
+    """`folder` is there and ready for a run, which is better known before workers are waited for.
+
+    Raises:
+        ConfigError: if it holds a run already, cannot be made, or takes no files.
+    """
+    with _as_config_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / METRICS_FILE).exists():
+            raise ConfigError("run_dir", str(folder), "a folder without a run in it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError("run_dir", str(folder), "a folder in which files can be written")
+
+
+@contextmanager
+def _as_config_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        expected = f"a folder that can be made and written ({error.strerror})"
+        raise ConfigError("run_dir", str(folder), expected) from error
 
 
 def default_folder(algorithm: str, env_id: str, seed: int) -> Path:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from clusterenv.errors import ConfigError
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.networks import Agent
+from tests.learners.disks import full_disk
 
 
 def checkpoint_of(agent: Agent) -> Checkpoint:
@@ -46,19 +47,12 @@ def test_checkpoint_brings_the_agent_back(tmp_path: Path, agent: Agent) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_save_that_fails_leaves_the_old_checkpoint(
-    tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_that_fails_leaves_the_old_checkpoint(tmp_path: Path, agent: Agent) -> None:
     path = tmp_path / "checkpoint.pt"
     checkpoint_of(agent).save(path)
     old = path.read_bytes()
 
-    def full_disk(content: object, target: Path) -> None:
-        target.write_bytes(b"half")
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match="no space"):
+    with full_disk(), pytest.raises(OSError, match="File too large"):
         checkpoint_of(agent).save(path)
 
     assert path.read_bytes() == old

@@ -42,6 +42,42 @@ def test_run_without_an_update_is_named(tmp_path: Path) -> None:
         plotting.plot([run_folder(tmp_path / "a", updates=0)], tmp_path / "x.png")
 
 
+def test_line_that_a_killed_run_has_not_finished_is_left_out(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"steps": 40, "upd')
+
+    rows, _ = plotting.read_run(folder)
+
+    assert [row["steps"] for row in rows] == [10, 20, 30]
+
+
+def test_line_that_is_damaged_elsewhere_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a")
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("{oops\n" + metrics.read_text())
+
+    with pytest.raises(ConfigError, match=r"expected a run whose metrics\.jsonl is JSON in line 1"):
+        plotting.read_run(folder)
+
+
+def test_run_killed_in_its_first_line_has_no_update(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", updates=0)
+    (folder / "metrics.jsonl").write_text('{"steps')
+
+    with pytest.raises(ConfigError, match="expected a run with at least one update"):
+        plotting.read_run(folder)
+
+
+@pytest.mark.parametrize("place", ["file/x.png", "folder.png", "/proc/curves/x.png"])
+def test_picture_that_cannot_be_written_is_a_sentence(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+
+    with pytest.raises(ConfigError, match=r"out is '.*'; expected a file that can be written \("):
+        plotting.plot([run_folder(tmp_path / "a")], tmp_path / place)
+
+
 def test_unknown_kind_of_picture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"out is '.*x\.xyz'; expected a file name that ends in"):
         plotting.plot([run_folder(tmp_path / "a")], tmp_path / "x.xyz")

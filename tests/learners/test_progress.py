@@ -49,6 +49,18 @@ def test_line_is_rewritten_on_a_terminal_and_taken_away(monkeypatch: pytest.Monk
     assert "\x1b[?25h" in seen  # the cursor is back
 
 
+def test_line_goes_nowhere_once_its_terminal_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, contextlib.redirect_stdout(terminal):
+        line = ProgressLine()
+        line.show("seen")
+        os.close(ours)
+        line.show("seen by nobody")
+        line.close()
+        line.say("the end")
+
+
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0"), (999, "999"), (1000, "1.0k"), (123_456, "123.5k"), (2_000_000, "2.00M")]
 )

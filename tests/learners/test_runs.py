@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,9 +17,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from clusterenv import Rollout
 from clusterenv.batches import EpisodeRecord
 from clusterenv.errors import ConfigError
+from clusterenv.learners import ppo
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.ppo import PPOConfig
-from clusterenv.learners.runs import WINDOW, Run, Summary, default_folder
+from clusterenv.learners.runs import WINDOW, Run, RunFolderError, Summary, default_folder
+from tests.learners.disks import full_disk
 from tests.learners.rollouts import made_up_rollout
 
 CONFIG = PPOConfig(env_id="CartPole-v1", hidden=(4, 4), kl_threshold=float("inf"))
@@ -106,6 +109,42 @@ def test_run_is_not_written_over_another(tmp_path: Path) -> None:
         run_in(tmp_path)
 
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [("file", "File exists"), ("file/run", "Not a directory"), ("n" * 300, "File name too long")],
+)
+def test_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path, place: str, problem: str) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match=rf"run_dir is .*; expected a folder that can be .* \({problem}\)"):
+        run_in(tmp_path / place)
+
+
+def test_folder_of_the_system_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"run_dir is '/proc/runs'; expected a folder that can be made"):
+        run_in(Path("/proc/runs"))
+
+
+def test_full_disk_names_the_file_and_leaves_the_checkpoint(tmp_path: Path) -> None:
+    agent = Agent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+    checkpoint = ppo.checkpoint(CONFIG, 7, agent, torch.optim.Adam(agent.parameters()))
+    run = run_in(tmp_path)
+    run.save(checkpoint)
+    run.log(rollout_with([]), stats_after(SYNCS), {"value_loss": 0.5})
+    old = (tmp_path / "checkpoint.pt").read_bytes()
+
+    with full_disk():
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written: File too large$"):
+            run.log(rollout_with([]), stats_after(SYNCS), {"value_loss": 0.5})
+        with pytest.raises(RunFolderError, match=r"checkpoint\.pt cannot be written: File too large$"):
+            run.save(checkpoint)
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written: File too large$"):
+            run.__exit__(None, None, None)
+
+    assert (tmp_path / "checkpoint.pt").read_bytes() == old
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_goal_is_reached_only_over_a_full_window(tmp_path: Path) -> None:

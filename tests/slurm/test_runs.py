@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -136,6 +137,21 @@ def test_head_listens_where_it_is_told_and_offers_no_loopback(lab: Lab, slurm_co
     assert 45100 <= int(port) <= 45140
 
 
+def test_two_heads_of_one_user_do_not_meet(lab: Lab, slurm_config: MakeConfig) -> None:
+    config = slurm_config(nodes=1, mode="sbatch")
+    with (
+        ClusterEnv([partial(Count, 10**9)], config) as one,
+        ClusterEnv([partial(Count, 10**9)], config) as two,
+    ):
+        for env in (one, two):
+            env.reset(seed=0)
+        for step in range(1, 6):
+            for env in (one, two):
+                assert env.step(np.zeros(1, np.int64))[0][0, 0] == step
+        assert len(lab.active()) == 2
+        assert [env.stats()["refused_messages"] for env in (one, two)] == [0, 0]
+
+
 def test_interface_that_no_node_can_reach_is_an_error_before_any_job(
     lab: Lab, slurm_config: MakeConfig
 ) -> None:
@@ -206,12 +222,16 @@ def test_wait_in_the_queue_has_a_limit_of_its_own_and_tells_slurms_reason(
     assert lab.active() == []
 
 
-def test_wait_in_the_queue_does_not_use_up_the_time_to_connect(lab: Lab, slurm_config: MakeConfig) -> None:
+def test_wait_in_the_queue_is_told_and_does_not_use_up_the_time_to_connect(
+    lab: Lab, slurm_config: MakeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     blocker = lab.submit("sleep 12", "--nodes=4", "--exclusive")
     config = slurm_config(nodes=2, mode="sbatch")
     with ClusterEnv([partial(Count, 7) for _ in range(2)], config, connect_timeout_s=8.0) as env:
         env.reset(seed=0)
         assert lab.jobs()[blocker] == "COMPLETED"
+    assert re.search(r"Slurm jobs wait in the queue: \d+: PENDING \(\w+\)", caplog.text)
+    assert "no Slurm job waits any more" in caplog.text
 
 
 def test_run_begins_with_min_nodes_and_the_others_join_under_their_own_indices(
