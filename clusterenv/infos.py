@@ -95,6 +95,8 @@ def _plain_dict(info: Mapping[Any, Any], depth: int) -> dict[Any, Plain]:
     plain: dict[Any, Plain] = {}
     for key, value in info.items():
         try:
+            if depth == 0 and not isinstance(key, str):  # Gymnasium makes the mask's key of it
+                raise _Unsupported(type(key))
             plain[_plain_key(key)] = _plain(value, depth + 1)
         except _Unsupported as unsupported:
             _warn(key, unsupported.args[0])
@@ -198,7 +200,7 @@ def _read_array(content: memoryview) -> NDArray[Any]:
     return array
 
 
-_row_decoder = msgspec.msgpack.Decoder(list[tuple[int, dict[str | int, Any]]], ext_hook=_read_ext)
+_row_decoder = msgspec.msgpack.Decoder(list[tuple[int, dict[str, Any]]], ext_hook=_read_ext)
 _list_decoder = msgspec.msgpack.Decoder(list[Any], ext_hook=_read_ext)
 _array_decoder = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...], bytes])
 _str_decoder = msgspec.msgpack.Decoder(str)

@@ -346,3 +346,11 @@ def test_batch_of_no_infos_is_empty() -> None:
 def test_batch_refuses_a_row_of_no_environment(index: int) -> None:
     with pytest.raises(ProtocolError, match=rf"infos are for environment {index}; expected one of 0\.\.1"):
         batch_infos([(index, {"x": 1})], 2)
+
+
+def test_key_that_is_no_text_is_left_out_at_the_top_and_carried_below(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    [(_, info)] = decode_infos(encode_infos([(0, {1: 2, "a": {3: 4}})]))
+    assert info == {"a": {3: 4}}
+    assert "left out" in caplog.text
