@@ -6,18 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clusterenv.config import EnvConfig, LocalConfig, SlurmConfig
+    from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
     from clusterenv.env import ClusterEnv
     from clusterenv.register_env import register
     from clusterenv.rollout import Rollout
 
-__all__ = ["ClusterEnv", "EnvConfig", "LocalConfig", "Rollout", "SlurmConfig", "register"]
+__all__ = ["ClusterEnv", "EnvConfig", "LocalConfig", "ManualConfig", "Rollout", "SlurmConfig", "register"]
 __version__ = "0.1.0"
 
 _LAZY = {
     "ClusterEnv": "clusterenv.env",
     "EnvConfig": "clusterenv.config",
     "LocalConfig": "clusterenv.config",
+    "ManualConfig": "clusterenv.config",
     "Rollout": "clusterenv.rollout",
     "SlurmConfig": "clusterenv.config",
     "register": "clusterenv.register_env",
