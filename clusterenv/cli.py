@@ -101,6 +101,12 @@ def _bench(words: list[str]) -> int:
     return main(words)
 
 
+def _doctor(words: list[str]) -> int:
+    from clusterenv.doctor import main
+
+    return main(words)
+
+
 def _register(words: list[str]) -> int:
     from clusterenv.register_env import main
 
@@ -153,6 +159,7 @@ _COMMANDS = {
     "evaluate": _Command("evaluate", "play episodes with a trained agent", _evaluate),
     "plot": _Command("plot", "draw the learning curves of runs", _plot),
     "bench": _Command("bench", "measure steps per second", _bench),
+    "doctor": _Command("doctor", "check this host and a Slurm site before the first job", _doctor),
     "register": _Command("register", "register an environment of yours by name", _register),
     "envs": _Command("envs", "list every environment that can be asked for by name", _envs),
     "worker": _Command("worker", "run one worker by hand; launchers do this for you", _worker),
