@@ -16,7 +16,8 @@ from pathlib import Path
 
 from clusterenv import __version__
 
-INTERRUPTED = 130
+BY_SIGNAL = 128
+INTERRUPTED = BY_SIGNAL + signal.SIGINT
 REFUSED = 2
 
 
@@ -28,7 +29,7 @@ class _Command:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status of the command line `argv`: 2 after an expected error, 130 after Ctrl-C."""
+    """The exit status of the command line `argv`: 2 after an expected error, above 128 after a signal."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(words)
@@ -39,9 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         sys.stderr.write(f"clusterenv: {error}\n")
         status = REFUSED
-    if argv is None and status == INTERRUPTED:
-        # The process only exits now: further Ctrl-C would show as tracebacks of whatever is cleaned up.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if argv is None and status > BY_SIGNAL:
+        # The process only exits now: another Ctrl-C would show as tracebacks of whatever is cleaned up.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
     return status
 
 

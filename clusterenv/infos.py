@@ -95,18 +95,17 @@ def _plain_dict(info: Mapping[Any, Any], depth: int) -> dict[Any, Plain]:
     plain: dict[Any, Plain] = {}
     for key, value in info.items():
         try:
-            if depth == 0 and not isinstance(key, str):  # Gymnasium makes the mask's key of it
-                raise _Unsupported(type(key))
-            plain[_plain_key(key)] = _plain(value, depth + 1)
+            plain[_plain_key(key, depth)] = _plain(value, depth + 1)
         except _Unsupported as unsupported:
             _warn(key, unsupported.args[0])
     return plain
 
 
-def _plain_key(key: object) -> str | int:
+def _plain_key(key: object, depth: int) -> str | int:
     if isinstance(key, str):
         return _plain_str(str(key))
-    if type(key) is int and -(1 << 63) <= key < 1 << 63:
+    # At the top Gymnasium makes the name of the mask of it.
+    if depth > 0 and type(key) is int and -(1 << 63) <= key < 1 << 63:
         return key
     raise _Unsupported(type(key))
 

@@ -95,20 +95,23 @@ def test_interrupt_is_quiet_and_status_130(
     assert capsys.readouterr() == ("", "")
 
 
-def test_ctrl_c_after_an_interrupted_command_is_ignored(
-    command: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_after_a_command_that_one_ended_are_ignored(
+    command: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    command.run = lambda words: cli.INTERRUPTED
-    before = signal.getsignal(signal.SIGINT)
+    command.run = lambda words: 128 + number
+    all_three = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.getsignal(each) for each in all_three}
 
-    assert cli.main(["try"]) == 130
-    assert signal.getsignal(signal.SIGINT) is before
+    assert cli.main(["try"]) == 128 + number
+    assert {each: signal.getsignal(each) for each in all_three} == before
     monkeypatch.setattr(sys, "argv", ["clusterenv", "try"])
     try:
-        assert cli.main() == 130
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert cli.main() == 128 + number
+        assert {signal.getsignal(each) for each in all_three} == {signal.SIG_IGN}
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @pytest.mark.parametrize("place", ["/proc/run", "/dev/null", "/dev/null/run"])

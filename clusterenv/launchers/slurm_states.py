@@ -58,7 +58,7 @@ SQUEUE_FIELDS: Final = (
     "Partition",
 )
 SQUEUE_FORMAT: Final = ",".join(f"{name}:|" for name in SQUEUE_FIELDS)
-"""Without a width nothing is cut off; the same in 22.05 and 24.11, unlike --json."""
+"""Without a width nothing is cut off; but for exit codes the same in 22.05 and 24.11, unlike --json."""
 
 LIMITS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "PartitionNodeLimit": (
@@ -156,10 +156,9 @@ def parse_squeue(stdout: str) -> dict[str, JobInfo]:
         if len(values) <= len(SQUEUE_FIELDS):  # such as "CLUSTER: name"
             continue
         raw = dict(zip(SQUEUE_FIELDS, (value.strip() for value in values), strict=False))
-        status = int(raw["exit_code"]) if raw["exit_code"].isdigit() else None
         word = raw["State"].split(" ")[0].split("+")[0].upper()
         ended = STATES.get(word) in (WorkerState.EXITED, WorkerState.FAILED)
-        code, signal = _wait_status(status) if status is not None and ended else (None, None)
+        code, signal = _exit_status(raw["exit_code"]) if ended else (None, None)
         jobs[raw["JobArrayID"]] = JobInfo(
             word=word,
             reason=_given(raw["Reason"]),
@@ -173,11 +172,15 @@ def parse_squeue(stdout: str) -> dict[str, JobInfo]:
     return jobs
 
 
-def _wait_status(status: int) -> tuple[int | None, int | None]:
-    """(exit code, signal) of a status as wait(2) gives it; a shell's 128 + n is the signal n of its child."""
-    if status & 0x7F:
-        return None, status & 0x7F
-    return shell_status(status >> 8)
+def _exit_status(text: str) -> tuple[int | None, int | None]:
+    """(exit code, signal) from "code:signal", or in 22.05 from a number as wait(2) gives it."""
+    if text.isdigit():
+        code, signal = int(text) >> 8, int(text) & 0x7F
+    elif re.fullmatch(r"\d+:\d+", text):
+        code, signal = map(int, text.split(":"))
+    else:
+        return None, None
+    return (None, signal) if signal else shell_status(code)
 
 
 def shell_status(code: int) -> tuple[int | None, int | None]:

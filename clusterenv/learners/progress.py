@@ -45,6 +45,8 @@ class ProgressLine:
 
     def say(self, text: str) -> None:
         """Write lines that stay; not while a line is live."""
+        if sys.stdout is None:  # the process was started with standard output closed
+            return
         with _to_nobody_if_gone():
             sys.stdout.write(text + "\n")
             sys.stdout.flush()

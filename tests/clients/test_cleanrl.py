@@ -34,7 +34,7 @@ def run(script: str, folder: Path) -> dict[str, object]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=140,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -43,6 +43,7 @@ def run(script: str, folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_left")
 def test_script_gives_equal_numbers_over_sync_vector_env_and_over_workers(tmp_path: Path) -> None:
     expected = run(SCRIPT, tmp_path)

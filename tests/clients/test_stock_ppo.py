@@ -1,4 +1,4 @@
-"""A PPO script that knows nothing of AAPS learns over workers that pull weights only now and then."""
+"""A stock PPO loop over `step(agent)` learns with AAPS in about the steps that it needs without, with few syncs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+SCRIPT = Path(__file__).parent / "stock_ppo.py"
+
+
+def run(kl_threshold: float) -> dict[str, Any]:
+    command = [sys.executable, str(SCRIPT), "--kl-threshold", str(kl_threshold), "--seed", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 @pytest.mark.slow
 @pytest.mark.process
+@pytest.mark.timeout(500)
 @pytest.mark.usefixtures("nothing_left")
-def test_stock_ppo_learns_cartpole_with_few_pulls() -> None:
-    script = Path(__file__).parent / "stock_ppo.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--kl-threshold", "0.05", "--seed", "1"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["reached_at"] is not None
-    assert result["last_100"] >= 475
-    assert result["syncs_per_worker"] < result["updates"] / 2
+def test_stock_ppo_learns_as_fast_with_four_times_fewer_syncs() -> None:
+    always, adaptive = run(0.0), run(0.05)
+    assert always["reached_at"] is not None
+    assert adaptive["reached_at"] is not None
+    assert adaptive["reached_at"] <= 1.3 * always["reached_at"]
+    assert 4 * adaptive["syncs_per_worker"] <= always["syncs_per_worker"]

@@ -85,6 +85,24 @@ def test_squeue_lines_of_jobs_and_array_elements_are_read() -> None:
     assert len(jobs) == 5
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "pair"),
+    [
+        ("0", "0:0", (0, None)),
+        ("768", "3:0", (3, None)),
+        ("15", "0:15", (None, 15)),
+        ("35072", "137:0", (None, 9)),
+        ("", "x:y", (None, None)),
+    ],
+)
+def test_exit_codes_are_read_as_old_and_new_releases_print_them(
+    old: str, new: str, pair: tuple[int | None, int | None]
+) -> None:
+    for text in (old, new):
+        (info,) = parse_squeue(line(JobArrayID="5", State="FAILED", exit_code=text)).values()
+        assert (info.exit_code, info.signal) == pair
+
+
 @pytest.mark.parametrize("printed", ["", "\n", "slurm_load_jobs error\n", "a|b|c\n"])
 def test_what_is_no_line_of_squeue_is_left_out(printed: str) -> None:
     assert parse_squeue(printed) == {}

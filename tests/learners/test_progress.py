@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import sys
 
 import pytest
 
@@ -47,6 +48,15 @@ def test_line_is_rewritten_on_a_terminal_and_taken_away(monkeypatch: pytest.Monk
     assert "\x1b[2K" in seen  # the line is erased before it is written again
     assert seen.endswith("the end\r\n")
     assert "\x1b[?25h" in seen  # the cursor is back
+
+
+def test_nothing_is_said_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    line = ProgressLine()
+
+    line.show("a")
+    line.say("the end")
+    line.close()
 
 
 def test_line_goes_nowhere_once_its_terminal_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
