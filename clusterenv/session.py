@@ -160,10 +160,6 @@ class SerialSession:
             )
         )
 
-    def threads(self) -> dict[str, int]:
-        """Runners of each worker, and threads of their numeric libraries."""
-        return {"runners": 1, "runner_threads": 0}
-
     def close(self, *, keep_logs: bool) -> None:
         """Close the environments."""
         self._worker.close(timeout_s=GOODBYE_S)
