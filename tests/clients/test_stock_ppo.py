@@ -1,4 +1,4 @@
-"""A stock PPO loop over `step(agent)` learns with AAPS in about the steps it needs without, with few syncs."""
+"""A stock PPO loop over `step(agent)` learns with AAPS in about the steps it needs without, and few syncs."""
 
 from __future__ import annotations
 
