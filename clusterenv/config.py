@@ -373,8 +373,8 @@ class ManualConfig:
 def unknown_key(where: str, key: str, known: set[str]) -> ConfigError:
     """An error for a key that does not exist, with the nearest that does."""
     near = difflib.get_close_matches(str(key), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ConfigError(f"{where} key", key, f"{hint}one of {', '.join(sorted(known))}")
+    hint = f"{near[0]!r}, perhaps, or another " if near else "one "
+    return ConfigError(f"{where} key", key, f"{hint}of {', '.join(sorted(known))}")
 
 
 def check_port_range(port_range: tuple[int, int] | None) -> None:

@@ -188,8 +188,8 @@ def test_from_mapping_takes_every_option() -> None:
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("kl_treshold", "did you mean 'kl_threshold'? one of api, "),
-        ("envs_per_nodes", "did you mean 'envs_per_node'? "),
+        ("kl_treshold", "'kl_threshold', perhaps, or another of api, "),
+        ("envs_per_nodes", "'envs_per_node', perhaps, or another of "),
         ("zzz", "expected one of api, "),
         (3, "expected one of api, "),
     ],

@@ -241,7 +241,7 @@ def test_setup_lines_reach_the_workers(launch: MakeLauncher) -> None:
 @pytest.mark.parametrize(
     ("options", "reason", "limit"),
     [
-        ({"nodes": 9}, "PartitionNodeLimit", "TotalNodes=4"),
+        ({"nodes": 2, "partition": "small"}, "PartitionNodeLimit", "MaxNodes=1"),
         ({"partition": "short", "time_limit": "5"}, "PartitionTimeLimit", "MaxTime=00:01:00"),
         ({"directives": {"hold": True}}, "JobHeldUser", "scontrol release"),
     ],
