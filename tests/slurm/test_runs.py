@@ -256,7 +256,7 @@ def test_interrupted_wait_in_the_queue_leaves_no_job(lab: Lab, tmp_path: Path, p
     script = tmp_path / "head.py"
     script.write_text(
         "from clusterenv import ClusterEnv, SlurmConfig\n"
-        f"config = SlurmConfig(nodes=9, mode='sbatch', shared_folder={str(tmp_path)!r})\n"
+        f"config = SlurmConfig(mode='sbatch', directives={{'hold': True}}, shared_folder={str(tmp_path)!r})\n"
         "ClusterEnv('CartPole-v1', config).reset(seed=0)\n"
     )
     head = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
