@@ -233,7 +233,7 @@ class SlurmLauncher:
 
     def _on_change(self, key: str, info: JobInfo) -> None:
         """Tell of a change; runs on the thread that watches."""
-        job = next((each for each in self._jobs if key in each.keys), None)
+        job = next((each for each in reversed(self._jobs) if key in each.keys), None)
         if job is not None and info.hosts:
             job.hosts.setdefault(f"{key}.{info.restarts}", info.hosts)
         if job is not None and info.lost_its_script and not self._cancelled:

@@ -12,7 +12,7 @@ from clusterenv.errors import LaunchError
 from clusterenv.launchers.base import WorkerCommand, worker_defaults
 from clusterenv.launchers.slurm_commands import clean_environment
 from clusterenv.launchers.slurm_request import SHELL, WARNING, resources
-from clusterenv.launchers.slurm_states import expand_cpus
+from clusterenv.launchers.slurm_states import expand_cpus, expand_hosts
 
 # Slurm signals everything in a step, and the environments must not die of a warning.
 _BIRTH = (
@@ -28,6 +28,8 @@ class Allocation:
     nodes: int
     cpus: tuple[int, ...] = ()
     """Granted cores of each node, as far as Slurm told."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes, as far as Slurm told."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Allocation | None:
@@ -37,7 +39,8 @@ class Allocation:
             return None
         nodes = environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", "1"))
         cpus = tuple(expand_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
-        return cls(job_id, int(nodes) if nodes.isdigit() else 1, cpus)
+        hosts = tuple(expand_hosts(environ.get("SLURM_JOB_NODELIST", "")))
+        return cls(job_id, int(nodes) if nodes.isdigit() else 1, cpus, hosts)
 
 
 def uses_steps(config: SlurmConfig, allocation: Allocation | None) -> bool:
@@ -95,6 +98,7 @@ class StepsRequest:
         """The command that starts a worker."""
         node = self.node(rank, moves)
         cpus = self.allocation.cpus[node] if node < len(self.allocation.cpus) else None
+        hosts = self.allocation.hosts
         own_cpus = [f"--cpus-per-task={cpus}"] if cpus and self.config.cpus_per_node is None else []
         memory = [
             f"--{name.replace('_', '-')}={value}"
@@ -108,7 +112,8 @@ class StepsRequest:
             f"--jobid={self.allocation.job_id}",
             "--nodes=1",
             "--ntasks=1",
-            f"--relative={node}",
+            # By name where it is known: in 24.11 a step with --relative may land on another node.
+            f"--nodelist={hosts[node]}" if node < len(hosts) else f"--relative={node}",
             "--overlap",  # beside the head's own step, if it has one
             *own_cpus,
             *resources(self.config),

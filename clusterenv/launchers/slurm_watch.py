@@ -67,6 +67,8 @@ class JobWatch:
     def add(self, job: JobId, elements: int) -> None:
         """Watch `job`, or the `elements` of a job array (0: it is none), from now on."""
         with self._wake:
+            for key in _keys(job, elements):
+                self._known.pop(key, None)  # a controller that lost its state gives numbers out again
             self._jobs[job] = elements
             self._soon = True
             self._pace.restart()

@@ -14,11 +14,12 @@ from clusterenv.launchers.slurm_allocation import Allocation, StepsRequest, uses
 from clusterenv.launchers.slurm_steps import StepsLauncher
 
 RUN_DIR = Path("/home/ada/runs/x 1")
-FOUR = Allocation("77", 4, (16, 16, 8, 8))
+FOUR = Allocation("77", 4, (16, 16, 8, 8), ("n1", "n2", "n3", "n7"))
 IN_FOUR = {
     "SLURM_JOB_ID": "77",
     "SLURM_JOB_NUM_NODES": "4",
     "SLURM_JOB_CPUS_PER_NODE": "16(x2),8(x2)",
+    "SLURM_JOB_NODELIST": "n[1-3,7]",
     "SLURM_CPU_BIND": "mask_cpu:0x1",
 }
 
@@ -114,10 +115,14 @@ def test_worker_of_a_lost_node_moves_on_to_the_next() -> None:
 def test_argv_repeats_the_resources_and_names_the_allocation() -> None:
     made = steps(2, cpus_per_node=4, gpus_per_node=1, mem="2G", srun_args=["--cpu-bind=none"])
     argv = made.argv(1)
-    assert argv[:6] == ("srun", "--jobid=77", "--nodes=1", "--ntasks=1", "--relative=3", "--overlap")
+    assert argv[:6] == ("srun", "--jobid=77", "--nodes=1", "--ntasks=1", "--nodelist=n7", "--overlap")
     for word in ("--cpus-per-task=4", "--gres=gpu:1", "--mem=2G", "--cpu-bind=none", "--no-kill"):
         assert word in argv
     assert argv[-6:] == ("/py", "-m", "clusterenv", "worker", "--rank", "1")
+
+
+def test_node_without_a_known_name_is_told_by_its_number() -> None:
+    assert "--relative=2" in steps(2, Allocation("77", 4)).argv(0)
 
 
 def test_worker_gets_all_granted_cores_of_its_node_unless_told() -> None:

@@ -51,6 +51,17 @@ def watch(cluster: Cluster) -> Iterator[JobWatch]:
     watch.stop()
 
 
+def test_number_that_slurm_gives_out_again_is_a_new_job(cluster: Cluster, watch: JobWatch) -> None:
+    watch.add(JobId("7"), 0)
+    assert watch.refresh()
+    assert watch.info("7") == GONE
+    cluster.jobs["7"] = RUNNING
+    watch.add(JobId("7"), 0)
+    assert watch.running() == [JobId("7")]
+    assert watch.refresh()
+    assert watch.info("7") == RUNNING
+
+
 def test_pace_is_quick_at_first_then_steady_then_slow() -> None:
     pace = Pace()
     assert [pace.next_s(waiting=False) for _ in QUICK_S] == list(QUICK_S)

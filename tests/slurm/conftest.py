@@ -11,6 +11,7 @@ import pytest
 
 from clusterenv.config import SlurmConfig
 from clusterenv.launchers.slurm_allocation import Allocation
+from clusterenv.launchers.slurm_states import expand_hosts
 from tests.slurm.lab import CPUS, Lab, why_not
 
 MakeConfig = Callable[..., SlurmConfig]
@@ -64,7 +65,8 @@ def allocation(lab: Lab) -> Iterator[Allocation]:
         check=True,
     )
     job = done.stderr.split("job allocation ")[-1].split()[0].rstrip(".")
-    yield Allocation(job, 3, (CPUS, CPUS, CPUS))
+    hosts = expand_hosts(lab.tell("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip())
+    yield Allocation(job, 3, (CPUS, CPUS, CPUS), tuple(hosts))
     lab.tell("scancel", job)
 
 

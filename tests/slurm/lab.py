@@ -38,6 +38,7 @@ class Lab:
         lines = self._call("env").stdout
         self.environ = dict(re.findall(r"^export (\w+)=(.*)$", lines, re.MULTILINE))
         self.head_address = self.environ["SLURM_LAB_HEAD"]
+        self._saved_jobs = Path(self.environ["SLURM_CONF"]).parent / "state" / "job_state"
 
     def _call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run([str(SCRIPT), *words], capture_output=True, text=True, timeout=180, check=False)
@@ -90,6 +91,15 @@ class Lab:
         """Jobs that have not ended."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
         return [job for job, state in self.jobs().items() if state not in ended]
+
+    def save(self, job: str) -> None:
+        """Wait until the controller would still know the job as it is now if it were killed.
+
+        It writes its state some seconds after each change.
+        """
+        mark = f"saved at {time.monotonic()}"
+        self.tell("scontrol", "update", f"jobid={job}", f"comment={mark}")
+        until(lambda: mark.encode() in self._saved_jobs.read_bytes(), 30, "the job has been saved")
 
     def worker_pids(self) -> list[int]:
         """Worker processes on all hosts, which are namespaces of this machine."""

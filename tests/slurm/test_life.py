@@ -119,6 +119,7 @@ def test_step_of_a_lost_node_comes_back_on_another_of_the_allocation(
     monkeypatch.setenv("SLURM_JOB_ID", allocation.job_id)
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", str(allocation.nodes))
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "4(x3)")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", ",".join(allocation.hosts))
     with env_of(slurm_config(nodes=2, mode="auto"), 2) as env:
         env.reset(seed=0)
         assert [host_of(env, rank) for rank in range(2)] == ["node2", "node3"]
@@ -237,6 +238,7 @@ def test_workers_are_told_before_the_time_limit_and_replaced(
 def test_run_goes_on_while_the_controller_is_away(lab: Lab, slurm_config: MakeConfig, record: Record) -> None:
     with env_of(slurm_config(nodes=2, mode="sbatch"), 2) as env:
         env.reset(seed=0)
+        lab.save(*lab.active())
         lab.host("kill-node", "ctl")
         env._session._launcher.look_soon()  # type: ignore[union-attr]
         end = time.monotonic() + 20
@@ -257,6 +259,7 @@ def test_close_is_bounded_while_the_controller_is_away(
 ) -> None:
     env = env_of(slurm_config(nodes=2, mode="sbatch"), 2)
     env.reset(seed=0)
+    lab.save(*lab.active())
     lab.host("kill-node", "ctl")
     start = time.monotonic()
     env.close()
