@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
     from clusterenv.env import ClusterEnv
+    from clusterenv.make import make_vec
     from clusterenv.register_env import register
     from clusterenv.rollout import Rollout
 
-__all__ = ["ClusterEnv", "EnvConfig", "LocalConfig", "ManualConfig", "Rollout", "SlurmConfig", "register"]
+__all__ = [
+    "ClusterEnv",
+    "EnvConfig",
+    "LocalConfig",
+    "ManualConfig",
+    "Rollout",
+    "SlurmConfig",
+    "make_vec",
+    "register",
+]
 __version__ = "0.1.0"
 
 _LAZY = {
@@ -21,6 +31,7 @@ _LAZY = {
     "ManualConfig": "clusterenv.config",
     "Rollout": "clusterenv.rollout",
     "SlurmConfig": "clusterenv.config",
+    "make_vec": "clusterenv.make",
     "register": "clusterenv.register_env",
 }
 

@@ -226,6 +226,11 @@ class Acting:
             "sync_count": np.repeat(syncs, counts),
         }
 
+    @staticmethod
+    def masked(info: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
+        """`info` with the mask of each key, all True."""
+        return {**info, **{f"_{key}": np.ones(num_envs, np.bool_) for key in info}}
+
     def _no_act(self, peer: Peer, version: int) -> ActBatch:
         zeros = np.zeros(peer.num_envs, np.float32)
         actions = [np.zeros((peer.num_envs, *leaf.shape), leaf.dtype) for leaf in self._actions.leaves]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from clusterenv import values
 from clusterenv.distributions import Family
 from clusterenv.errors import ProtocolError
 from clusterenv.layout import SpaceLayout
@@ -25,9 +26,9 @@ class ResetBatch:
     obs: list[Array]
     infos: list[bytes] = field(default_factory=list)
 
-    def frames(self) -> list[Array]:
+    def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""
-        return list(self.obs)
+        return frames_of(self.obs)
 
     @classmethod
     def of_frames(
@@ -40,21 +41,21 @@ class ResetBatch:
 
 @dataclass(slots=True, kw_only=True)
 class StepBatch:
-    """What one step of the environments gives; the `final_` fields are empty outside SAME_STEP."""
+    """What one step of n environments gives; the `final_` fields are empty outside SAME_STEP."""
 
     obs: list[Array]  # leaves [n, ...]
     rewards: NDArray[np.float64]  # [n]
     terminations: NDArray[np.bool_]  # [n]
     truncations: NDArray[np.bool_]  # [n]
-    final_index: NDArray[np.int64]  # [K] rows of the sender whose episode ended and that were reset
+    final_index: NDArray[np.int64]  # [K] rows of this batch whose episode ended and that were reset
     final_obs: list[Array]  # leaves [K, ...]
     infos: list[bytes] = field(default_factory=list)  # blocks of `encode_infos`, rows by global env index
     final_infos: list[bytes] = field(default_factory=list)
 
-    def frames(self) -> list[Array]:
+    def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""
         flags: list[Array] = [self.rewards, self.terminations, self.truncations, self.final_index]
-        return [*self.obs, *flags, *self.final_obs]
+        return [*frames_of(self.obs), *flags, *frames_of(self.final_obs)]
 
     @classmethod
     def read(cls, reader: FrameReader, obs: SpaceLayout, num_envs: int, num_final: int) -> StepBatch:
@@ -93,9 +94,9 @@ class ActBatch:
     params: NDArray[np.float32] | None = None  # [n, P] on the states acted on; stays with the worker
     family: Family | None = None
 
-    def frames(self) -> list[Array]:
+    def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""
-        return [*self.step.frames(), *self.actions, self.log_probs, self.values]
+        return [*self.step.frames(), *frames_of(self.actions), self.log_probs, self.values]
 
     @classmethod
     def of_frames(
@@ -161,7 +162,7 @@ class Fragment:
         """Environments of the sender."""
         return int(self.rewards.shape[1])
 
-    def frames(self) -> list[Array]:
+    def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""
         rows: list[Array] = [
             self.rewards,
@@ -171,8 +172,13 @@ class Fragment:
             self.values,
             self.valid,
         ]
-        ends: list[Array] = [self.last_values, self.final_index, *self.final_obs, self.final_values]
-        return [*self.obs, *self.actions, *rows, *self.last_obs, *ends]
+        ends: list[Buffer] = [
+            self.last_values,
+            self.final_index,
+            *frames_of(self.final_obs),
+            self.final_values,
+        ]
+        return [*frames_of(self.obs), *frames_of(self.actions), *rows, *frames_of(self.last_obs), *ends]
 
     @classmethod
     def of_frames(
@@ -210,6 +216,16 @@ class Fragment:
         return reader.done(fragment)
 
 
+def frames_of(leaves: Sequence[Array]) -> list[Buffer]:
+    """Leaves as they travel: arrays as they are, samples of variable size as one list of byte strings."""
+    return [_joined(leaf) if leaf.dtype.hasobject else leaf for leaf in leaves]
+
+
+def _joined(leaf: Array) -> bytes:
+    rows = leaf.reshape(-1).tolist()
+    return values.join([row if isinstance(row, bytes) else values.NOTHING for row in rows])
+
+
 class FrameReader:
     """Turns raw frames into arrays, one after the other, and refuses those of another size than expected."""
 
@@ -220,21 +236,16 @@ class FrameReader:
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
         """The next frame as an array of `dtype` and `shape`; a view, read-only where the frame is."""
-        if self._next == len(self._frames):
-            raise ProtocolError(f"message ends after {self._next} frames; another was expected")
-        frame = self._frames[self._next]
+        number, frame = self._next, self._frame()
         size = frame.nbytes if isinstance(frame, np.ndarray | memoryview) else len(frame)
         expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if size != expected:
-            raise ProtocolError(
-                f"frame {self._next} has {size} bytes; expected {expected} for {dtype} {shape}"
-            )
-        self._next += 1
+            raise ProtocolError(f"frame {number} has {size} bytes; expected {expected} for {dtype} {shape}")
         if not size:
             return np.empty(shape, dtype)
         array: Array = np.frombuffer(frame, dtype=dtype).reshape(shape)
         if np.dtype(dtype) == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
-            raise ProtocolError(f"frame {self._next - 1} of booleans holds other values than 0 and 1")
+            raise ProtocolError(f"frame {number} of booleans holds other values than 0 and 1")
         return array
 
     def index(self, shape: tuple[int, ...], bound: int) -> NDArray[np.int64]:
@@ -246,7 +257,22 @@ class FrameReader:
 
     def leaves(self, layout: SpaceLayout, *lead: int) -> list[Array]:
         """One array [*lead, *shape] for each leaf of `layout`."""
-        return [self.array(leaf.dtype, (*lead, *leaf.shape)) for leaf in layout.leaves]
+        return [
+            self._samples(lead) if leaf.dtype.hasobject else self.array(leaf.dtype, (*lead, *leaf.shape))
+            for leaf in layout.leaves
+        ]
+
+    def _samples(self, shape: tuple[int, ...]) -> Array:
+        """The next frame as an array of byte strings, each of which holds a sample."""
+        samples = np.empty(shape, object)
+        samples.reshape(-1)[:] = values.split(self._frame(), samples.size)
+        return samples
+
+    def _frame(self) -> Buffer:
+        if self._next == len(self._frames):
+            raise ProtocolError(f"message ends after {self._next} frames; another was expected")
+        self._next += 1
+        return self._frames[self._next - 1]
 
     def done(self, result: T) -> T:
         """`result`, once it is sure that no frame is left over."""

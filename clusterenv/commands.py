@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.distributions import Family
-from clusterenv.errors import ActionError, AgentError, ClusterEnvError, EnvError, SpaceError, StateError
+from clusterenv.errors import (
+    ActionError,
+    AgentError,
+    ClusterEnvError,
+    EnvError,
+    MissingAttribute,
+    SpaceError,
+    StateError,
+)
 from clusterenv.layout import SpaceLayout
 
 Array = NDArray[Any]
@@ -34,6 +42,8 @@ class RunnerSetup:
     step_timeout_s: float
     cpus: list[int] | None
     """Cores to run on; none: those of the parent."""
+    same_bounds: bool = True
+    """Whether all observation spaces must be equal, not only laid out alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +71,30 @@ class Reset:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Step with action leaves [n, ...]."""
+    """Step all rows, or the k rows of `mask` [n], with action leaves [k, ...]."""
 
     actions: list[Array]
+    mask: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """Call a method of each environment, or of those of `mask` [n]; an attribute that is none is read."""
+
+    name: str
+    arguments: bytes
+    """Cloudpickled (args, kwargs)."""
+    mask: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAttr:
+    """Set an attribute of each environment, or of those of `mask` [n]."""
+
+    name: str
+    values: list[bytes]
+    """Cloudpickled, one for all or k, one for each."""
+    mask: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +137,16 @@ class EvaluateBatch:
     family: Family | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CallBatch:
+    """Answer to Call: what each of the k environments gave, as bytes of `values`."""
+
+    results: list[bytes]
+
+
 @dataclass(frozen=True)
 class Done:
-    """Answer to SetAgent and LoadState."""
+    """Answer to SetAgent, LoadState and SetAttr."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +167,11 @@ class Failed:
             remote = error.remote_traceback
             text = str(error).removesuffix(remote.rstrip()).rstrip() if remote else str(error)
             return cls(
-                kind="env", message=text, traceback=remote, env_index=error.env_index, action=error.action
+                kind="attribute" if isinstance(error, MissingAttribute) else "env",
+                message=text,
+                traceback=remote,
+                env_index=error.env_index,
+                action=error.action,
             )
         kind = next((name for name, known in KINDS.items() if isinstance(error, known)), "internal")
         if kind == "internal":
@@ -141,8 +183,9 @@ class Failed:
 
     def error(self) -> ClusterEnvError:
         """The error to raise on the other side."""
-        if self.kind == "env":
-            return EnvError(
+        if self.kind in ("env", "attribute"):
+            kind = MissingAttribute if self.kind == "attribute" else EnvError
+            return kind(
                 self.message,
                 env_index=self.env_index,
                 action=self.action,
@@ -152,6 +195,7 @@ class Failed:
 
 
 KINDS: Final[dict[str, type[ClusterEnvError]]] = {
+    "attribute": MissingAttribute,
     "env": EnvError,
     "agent": AgentError,
     "action": ActionError,
@@ -159,5 +203,5 @@ KINDS: Final[dict[str, type[ClusterEnvError]]] = {
     "state": StateError,
 }
 
-Command = Reset | Step | SetAgent | LoadState | Act | Evaluate | Collect
-Reply = ResetBatch | StepBatch | ActBatch | EvaluateBatch | Fragment | Done | Failed
+Command = Reset | Step | Call | SetAttr | SetAgent | LoadState | Act | Evaluate | Collect
+Reply = ResetBatch | StepBatch | CallBatch | ActBatch | EvaluateBatch | Fragment | Done | Failed

@@ -72,6 +72,11 @@ class EnvConfig:
     """Environments of one worker."""
     autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
     """Of `step`; `rollout` uses SAME_STEP."""
+    observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]] = "same"
+    """"same": observation spaces must be equal; "different": their bounds may differ; or a pair, the batched
+    and the single space, that takes the place of what the environments say."""
+    batch_size: int | None = None
+    """Environments that one `recv` returns; none: all."""
     kl_threshold: float = 0.05
     """Nats: a worker pulls weights when its mean KL from the learner's policy exceeds this."""
     n_ref: int = 64
@@ -105,6 +110,8 @@ class EnvConfig:
         """Check every value, and normalise the autoreset mode."""
         self._check_names()
         _at_least("envs_per_node", self.envs_per_node, 1, 1 << 20)
+        if self.batch_size is not None:
+            _at_least("batch_size", self.batch_size, 1)
         _at_least("n_ref", self.n_ref, 1)
         _at_least("max_lag", self.max_lag, 1)
         _at_least("max_restarts", self.max_restarts, 0)
@@ -141,6 +148,11 @@ class EnvConfig:
         except ValueError:
             modes = " or ".join(f'"{mode.value}"' for mode in AutoresetMode)
             raise ConfigError("autoreset_mode", self.autoreset_mode, modes) from None
+        mode = self.observation_mode
+        given = isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(s, gym.Space) for s in mode)
+        if not given and mode not in ("same", "different"):
+            expected = '"same", "different", or the batched and the single observation space'
+            raise ConfigError("observation_mode", mode, expected)
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EnvConfig:

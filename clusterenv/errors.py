@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
 
 class ClusterEnvError(Exception):
@@ -71,6 +72,18 @@ class UseAfterClose(ClosedEnvironmentError, StateError):
     """The environments were closed; make a new ClusterEnv."""
 
 
+class CallPending(AlreadyPendingCallError, StateError):
+    """A call that was begun has to be finished first; `name` says which."""
+
+
+class NoCallPending(NoAsyncCallError, StateError):
+    """There is no call to wait for, since none was begun."""
+
+
+class CallTimeout(multiprocessing.TimeoutError, DeadlineError):
+    """A call is not finished within the seconds given; it goes on, and can be waited for again."""
+
+
 class EnvError(ClusterEnvError, RuntimeError):
     """An environment raised: names it and carries the traceback text of the place where it ran."""
 
@@ -91,6 +104,10 @@ class EnvError(ClusterEnvError, RuntimeError):
         self.remote_traceback = remote_traceback
         self.worker = worker
         self.host = host
+
+
+class MissingAttribute(EnvError, AttributeError):
+    """An environment has no attribute of the name that `call`, `get_attr` or `set_attr` was given."""
 
 
 class RunnerLost(ClusterEnvError, RuntimeError):

@@ -6,13 +6,14 @@ own; everything else runs on the caller's thread.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from clusterenv.config import EnvConfig
@@ -77,6 +78,18 @@ class Fresh(enum.Enum):
     """Goes on from them without a word."""
     KEEP = "keep"
     """Leaves them, and what was lost, to the next call."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending(Generic[M]):
+    """A command that workers were sent and whose answers have not been taken."""
+
+    expected: type[M]
+    fresh: Fresh
+    sequence: int
+    asked: list[Peer] = field(default_factory=list)
+    outcomes: dict[int, Outcome[M]] = field(default_factory=dict)
+    """By rank."""
 
 
 class Head:
@@ -287,37 +300,111 @@ class Head:
             WorkerLost: if a worker is lost and `on_worker_loss` is "raise", its restarts are used up, or
                 every worker is away and none comes back within `connect_timeout_s`.
         """
+        with self._alone():
+            return self._finish(self._begin(command, expected, fresh, self.peers))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other thread makes a call meanwhile, and no other process."""
         if not self._calling.acquire(blocking=False):
             raise StateError("another call is in progress; one ClusterEnv serves one thread at a time")
         try:
-            return self._call(command, expected, fresh)
+            if os.getpid() != self._pid:
+                raise StateError(
+                    "this process was forked from the one that launched the workers; launch its own"
+                )
+            yield
         finally:
             self._calling.release()
 
-    def _call(
-        self, command: Callable[[Peer], tuple[m.Message, Sequence[Any]]], expected: type[M], fresh: Fresh
-    ) -> list[Outcome[M]]:
-        if os.getpid() != self._pid:
-            raise StateError("this process was forked from the one that launched the workers; launch its own")
+    def begin(
+        self,
+        command: Callable[[Peer], tuple[m.Message, Sequence[Any]]],
+        expected: type[M],
+        *,
+        fresh: Fresh = Fresh.SKIP,
+        peers: Sequence[Peer] | None = None,
+    ) -> Pending[M]:
+        """Send each worker (or those of `peers`) its command as `call` does, without waiting for answers.
+
+        None of them may have a command in work.
+
+        Raises:
+            WorkerLost: as in `call`.
+        """
+        with self._alone():
+            return self._begin(command, expected, fresh, self.peers if peers is None else peers)
+
+    def _begin(
+        self,
+        command: Callable[[Peer], tuple[m.Message, Sequence[Any]]],
+        expected: type[M],
+        fresh: Fresh,
+        peers: Sequence[Peer],
+    ) -> Pending[M]:
         with self._condition:
             self._wait_for_one()
             self._sequence += 1
-            outcomes: dict[int, Outcome[M]] = {}
-            for peer in self.peers:
+            pending = Pending(expected, fresh, self._sequence)
+            for peer in peers:
                 outcome = self._without_asking(peer, fresh)
                 if outcome is None:
                     self._ask(peer, *command(peer))
+                    pending.asked.append(peer)
                 else:
-                    outcomes[peer.rank] = outcome
-            asked = [peer for peer in self.peers if peer.rank not in outcomes]
+                    pending.outcomes[peer.rank] = outcome
+        return pending
+
+    def wait(self, pendings: Sequence[Pending[Any]], timeout_s: float | None = None) -> list[Pending[Any]]:
+        """Those whose answers are all there, as soon as there is one; none after `timeout_s`.
+
+        Raises:
+            WorkerLost: as in `call`.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._condition:
+            while True:
+                self._raise_losses()
+                done = [pending for pending in pendings if self._is_answered(pending)]
+                left = POLL_S if end is None else end - time.monotonic()
+                if done or left <= 0:
+                    return done
+                self._condition.wait(min(POLL_S, left))
+
+    def finish(self, pending: Pending[M]) -> list[Outcome[M]]:
+        """Wait for the answers to a command that was begun, and return as `call` does.
+
+        Raises:
+            EnvError, AgentError, WorkerLost: as in `call`.
+        """
+        with self._alone():
+            return self._finish(pending)
+
+    def _finish(self, pending: Pending[M]) -> list[Outcome[M]]:
+        with self._condition:
             try:
-                self._wait_for(asked)
-                self._raise_failures(asked)
-                outcomes |= {peer.rank: self._outcome(peer, expected, fresh) for peer in asked}
+                while not self._is_answered(pending):
+                    self._raise_losses()
+                    self._condition.wait(POLL_S)
+                self._raise_losses()
+                self._raise_failures(pending.asked)
+                for peer in pending.asked:
+                    pending.outcomes[peer.rank] = self._outcome(peer, pending.expected, pending.fresh)
             finally:
-                for peer in asked:
+                for peer in pending.asked:
                     peer.expected, peer.reply, peer.failure = 0, None, None  # what comes now is late
-        return [outcomes[peer.rank] for peer in self.peers]
+        return [pending.outcomes[rank] for rank in sorted(pending.outcomes)]
+
+    @staticmethod
+    def _is_answered(pending: Pending[Any]) -> bool:
+        """Whether each worker has answered, failed, or been lost since (it may be back already)."""
+        return all(
+            peer.reply is not None
+            or peer.failure is not None
+            or peer.state is not State.READY
+            or peer.expected != pending.sequence
+            for peer in pending.asked
+        )
 
     def _without_asking(self, peer: Peer, fresh: Fresh) -> Absent | Returned | None:
         """What is known of a worker before it is asked anything; None: ask it."""
@@ -344,15 +431,6 @@ class Head:
         peer.expected, peer.reply, peer.failure = self._sequence, None, None
         peer.sent_at = time.monotonic()
         self._post(peer, message, frames, self._sequence)
-
-    def _wait_for(self, asked: Sequence[Peer]) -> None:
-        def answered(peer: Peer) -> bool:
-            return peer.reply is not None or peer.failure is not None or peer.state is not State.READY
-
-        while not all(answered(peer) for peer in asked):
-            self._raise_losses()
-            self._condition.wait(POLL_S)
-        self._raise_losses()
 
     def _outcome(self, peer: Peer, expected: type[M], fresh: Fresh) -> Outcome[M]:
         reply = peer.reply

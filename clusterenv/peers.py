@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterenv.commands import KINDS
-from clusterenv.errors import ClusterEnvError, EnvError, LaunchError, WorkerLost
+from clusterenv.errors import ClusterEnvError, EnvError, LaunchError, MissingAttribute, WorkerLost
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
 
@@ -160,8 +160,9 @@ def lost(
 def failed(peer: Peer, failure: m.Failure, processes: Processes | None) -> ClusterEnvError:
     """The error for a failure that a worker reported."""
     where = f"worker {peer.rank} on {peer.host}"
-    if failure.kind == "env":
-        return EnvError(
+    if failure.kind in ("env", "attribute"):
+        env_error = MissingAttribute if failure.kind == "attribute" else EnvError
+        return env_error(
             f"{where}: {failure.message}",
             env_index=failure.env_index,
             action=failure.action,

@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from clusterenv.commands import Act, Collect, Command, Failed, Reply, Reset, RunnerReady, RunnerSetup, Step
+from clusterenv.commands import (
+    Act,
+    Call,
+    Collect,
+    Command,
+    Failed,
+    Reply,
+    Reset,
+    RunnerReady,
+    RunnerSetup,
+    SetAttr,
+    Step,
+)
 from clusterenv.errors import RunnerLost, SetupTimeout, StepTimeout
 from clusterenv.lifetime import describe_exit, kill_tree
 from clusterenv.runner import Runner
@@ -194,7 +206,7 @@ class ProcessPool:
         """See Pool."""
         assert self._limit_s is None, "the answer to the last command was not taken"
         now = time.monotonic()
-        runs_envs = isinstance(command, Reset | Step | Act | Collect)
+        runs_envs = isinstance(command, Reset | Step | Call | SetAttr | Act | Collect)
         limit_s = self._setup.step_timeout_s
         self._limit_s = limit_s if runs_envs else max(limit_s, AGENT_TIMEOUT_S)
         for runner, part in zip(self._runners, split(command, self._slices), strict=True):

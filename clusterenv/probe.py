@@ -21,6 +21,7 @@ import gymnasium as gym
 
 from clusterenv.errors import EnvError, SetupTimeout
 from clusterenv.lifetime import describe_exit, end_with_parent, kill_tree
+from clusterenv.sources import require_env
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
@@ -132,9 +133,10 @@ def _receive(
 
 def _build(env_fn: EnvFn) -> gym.Env[Any, Any]:
     try:
-        return env_fn()
+        env = env_fn()
     except (Exception, SystemExit) as error:
         raise _env_error("building an environment failed", error) from error
+    return require_env(env, "a callable")
 
 
 def _describe(env: gym.Env[Any, Any]) -> ProbeResult:

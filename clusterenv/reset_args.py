@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv.errors import ConfigError
+from clusterenv.pickling import sendable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetArgs:
+    """What a reset of some environments is told."""
+
+    seeds: list[int | None]
+    """One for each environment."""
+    options: bytes | None
+    """A cloudpickled dict."""
+    mask: NDArray[np.bool_] | None
+    """[N] environments to reset; none: all."""
+    noise_seed: int | None
+    """Keys the policy's noise anew."""
+
+
+def checked(
+    seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None, num_envs: int
+) -> ResetArgs:
+    """The arguments of `reset`; neither they nor any environment have changed.
+
+    Raises:
+        TypeError, ValueError: as Gymnasium does; ConfigError for what it lets pass.
+    """
+    entries = seeds(seed, num_envs)
+    mask, remaining = mask_and_options(options, num_envs)
+    return ResetArgs(
+        seeds=entries,
+        options=None if remaining is None else sendable(remaining, "options"),
+        mask=mask,
+        noise_seed=int(seed) % (1 << 62) if mask is None and is_int(seed) else None,
+    )
 
 
 def is_int(value: object) -> TypeGuard[int]:

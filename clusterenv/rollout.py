@@ -26,7 +26,8 @@ Nested = Any
 class Batch(Generic[ArrayT]):
     """T steps of N environments; row n is environment n of the whole run, whoever ran it.
 
-    `obs`, `actions`, `last_obs` and `final_obs` are nested as their spaces nest.
+    `obs`, `actions`, `last_obs` and `final_obs` are nested as their spaces nest; parts without a fixed size
+    (Text, Sequence, Graph, OneOf) are arrays of objects.
     """
 
     obs: Nested
@@ -88,10 +89,15 @@ class Rollout(Batch[Array]):
     """A batch of NumPy arrays, all of them the caller's own: they are never written again."""
 
     def torch(self, device: torch.device | str | None = None) -> Batch[torch.Tensor]:
-        """The same batch as tensors, which share the arrays' memory unless `device` is not the CPU."""
+        """The same batch as tensors, which share the arrays' memory unless `device` is not the CPU.
+
+        Arrays of samples of variable size stay as they are.
+        """
         import torch
 
-        def tensor(array: Array) -> torch.Tensor:
+        def tensor(array: Array) -> torch.Tensor | Array:
+            if array.dtype.hasobject:
+                return array
             writable = array if array.flags.writeable else array.copy()
             return torch.from_numpy(writable).to(device)
 
@@ -218,7 +224,7 @@ def _in_order(episodes: Sequence[EpisodeRecord], ended: Array) -> list[EpisodeRe
     return ordered + [episode for left in waiting.values() for episode in left]
 
 
-def _mapped(function: Callable[[Array], torch.Tensor], nested: Nested) -> Nested:
+def _mapped(function: Callable[[Array], object], nested: Nested) -> Nested:
     """`nested` with `function` applied to each array in it."""
     if isinstance(nested, dict):
         return {key: _mapped(function, value) for key, value in nested.items()}

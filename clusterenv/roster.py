@@ -161,7 +161,7 @@ class Roster:
         if peer.address is not None:
             self.by_address.pop(peer.address, None)
         peer.address, peer.policy, peer.fresh, peer.reply = None, None, None, None
-        peer.catching_up, peer.rate = 0, 0.0
+        peer.expected, peer.catching_up, peer.rate = 0, 0, 0.0
         peer.earlier_steps += peer.steps
         peer.steps = 0
         peer.last_error = str(error).splitlines()[0]

@@ -12,11 +12,13 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv import adapters, policy
+from clusterenv import adapters, calls, policy
 from clusterenv.adapters import Acted, AgentAdapter
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.commands import (
     Act,
+    Call,
+    CallBatch,
     Collect,
     Command,
     Done,
@@ -29,6 +31,7 @@ from clusterenv.commands import (
     RunnerReady,
     RunnerSetup,
     SetAgent,
+    SetAttr,
     Step,
 )
 from clusterenv.errors import AgentError, EnvError, StateError
@@ -95,6 +98,7 @@ class Runner:
             [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of],
             first_env=setup.first_env,
             autoreset_mode=AutoresetMode(setup.autoreset_mode),
+            same_bounds=setup.same_bounds,
         )
         self._shard = shard
         space = shard.single_action_space
@@ -141,18 +145,28 @@ class Runner:
 
     def _step(self, command: Step) -> StepBatch:
         with self._envs() as shard:
-            return self._counted_step(shard, command.actions)
+            return self._counted_step(shard, command.actions, command.mask)
 
-    def _counted_step(self, shard: Shard, actions: list[Array]) -> StepBatch:
+    def _counted_step(
+        self, shard: Shard, actions: list[Array], mask: NDArray[np.bool_] | None = None
+    ) -> StepBatch:
         """One step in the shard's mode; a row that it merely reset has made no step of an episode."""
-        moved = ~shard.ended
-        batch = shard.step(actions)
-        self._returns += batch.rewards
-        self._lengths += moved
-        over = batch.terminations | batch.truncations
-        self._returns[over] = 0.0
-        self._lengths[over] = 0
+        rows = slice(None) if mask is None else mask
+        moved = ~shard.ended[rows]
+        batch = shard.step(actions, mask)
+        goes_on = ~(batch.terminations | batch.truncations)
+        self._returns[rows] = np.where(goes_on, self._returns[rows] + batch.rewards, 0.0)
+        self._lengths[rows] = np.where(goes_on, self._lengths[rows] + moved, 0)
         return batch
+
+    def _call(self, command: Call) -> CallBatch:
+        with self._envs() as shard:
+            return calls.call(shard, command)
+
+    def _set_attr(self, command: SetAttr) -> Done:
+        with self._envs() as shard:
+            calls.set_attr(shard, command)
+        return Done()
 
     # --- commands of the agent -----------------------------------------------------------------------------
 
@@ -297,6 +311,8 @@ def _unpickled(blob: bytes) -> Callable[[], Any]:
 _HANDLERS: Final[dict[type, Callable[[Runner, Any], Reply]]] = {
     Reset: Runner._reset,
     Step: Runner._step,
+    Call: Runner._call,
+    SetAttr: Runner._set_attr,
     SetAgent: Runner._set_agent,
     LoadState: Runner._load_state,
     Act: Runner._act,

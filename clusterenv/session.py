@@ -92,6 +92,7 @@ def _welcomes(
             env_blob_of=blob_of,
             noise_seed=noise_seed,
             autoreset_mode=config.autoreset_mode.value,
+            same_bounds=config.observation_mode == "same",
             sys_path=search_path(),
             runners=min(runners, count),
             kl_threshold=float(config.kl_threshold),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -13,10 +14,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv.batches import ResetBatch, StepBatch
+from clusterenv.batches import ResetBatch, StepBatch, absent_step
 from clusterenv.errors import EnvError, SpaceError, StateError
 from clusterenv.infos import encode_infos
 from clusterenv.layout import Nested, SpaceLayout
+from clusterenv.sources import require_env
 
 Array = NDArray[Any]
 Env = gym.Env[Any, Any]
@@ -37,9 +39,14 @@ class Shard:
     """
 
     def __init__(
-        self, env_fns: Sequence[Callable[[], Env]], *, first_env: int, autoreset_mode: AutoresetMode
+        self,
+        env_fns: Sequence[Callable[[], Env]],
+        *,
+        first_env: int,
+        autoreset_mode: AutoresetMode,
+        same_bounds: bool = True,
     ) -> None:
-        """Build all environments.
+        """Build all environments; without `same_bounds` their observation spaces may differ in bounds.
 
         Raises:
             EnvError: if a callable raises; those built before are closed.
@@ -54,14 +61,14 @@ class Shard:
             for index, env_fn in enumerate(env_fns, first_env):
                 self.progress += 1
                 self.envs.append(_build(env_fn, index))
-            self.single_observation_space, self.single_action_space = self._common_spaces()
-            self.obs_layout = SpaceLayout.of(self.single_observation_space)
+            self.single_observation_space, self.single_action_space = self._common_spaces(same_bounds)
+            self.obs_layout = SpaceLayout.of(self.single_observation_space, bounds=same_bounds)
             self.action_layout = SpaceLayout.of(self.single_action_space)
         except BaseException:
             self.close()
             raise
         self.num_envs = len(self.envs)
-        self.obs: list[Array] = [np.zeros_like(leaf) for leaf in self.obs_layout.empty(self.num_envs)]
+        self.obs: list[Array] = self.obs_layout.zeros(self.num_envs)
         """Leaves [n, ...] of what the policy acts on next; overwritten by the next step."""
         self.ended: Flags = np.zeros(self.num_envs, np.bool_)
         """[n] rows whose episode ended in `step` and that were not reset since."""
@@ -83,11 +90,10 @@ class Shard:
             EnvError: if an environment raises; it needs another reset.
         """
         infos: list[tuple[int, Info]] = []
-        for row in range(self.num_envs):
-            if mask is None or mask[row]:
-                seed = None if seeds is None else seeds[row]
-                infos.append((self.first_env + row, self._reset_row(row, seed=seed, options=options)))
-                self._pack_row(row)
+        for row in self.rows_of(mask):
+            seed = None if seeds is None else seeds[row]
+            infos.append((self.first_env + row, self._reset_row(row, seed=seed, options=options)))
+            self._pack_row(row)
         return ResetBatch(obs=self._copy_of_obs(), infos=_blocks(infos))
 
     def reset_ended(self) -> None:
@@ -101,47 +107,45 @@ class Shard:
             self._reset_row(row)
             self._pack_row(row)
 
-    def step(self, actions: Sequence[Array]) -> StepBatch:
-        """One step of all rows with action leaves [n, ...], in the autoreset mode.
+    def step(self, actions: Sequence[Array], mask: Flags | None = None) -> StepBatch:
+        """One step of the k rows of `mask` [n] (all without one) with action leaves [k, ...], in the mode.
 
         Raises:
             StateError: if a row must be reset first; no environment has moved.
             EnvError: if an environment raises; it alone needs a reset, rows before it have moved.
         """
-        self._refuse(self.unready, "need a reset before they can step")
+        rows = self.rows_of(mask)
+        asked: Flags | bool = True if mask is None else mask
+        self._refuse(self.unready & asked, "need a reset before they can step")
         if self.autoreset_mode is AutoresetMode.DISABLED:
-            self._refuse(self.ended, 'have ended an episode: reset them with options={"reset_mask": mask}')
-        batch = StepBatch(
-            obs=[],
-            rewards=np.zeros(self.num_envs, np.float64),
-            terminations=np.zeros(self.num_envs, np.bool_),
-            truncations=np.zeros(self.num_envs, np.bool_),
-            final_index=np.zeros(0, np.int64),
-            final_obs=[],
-        )
+            ended = self.ended & asked
+            self._refuse(ended, 'have ended an episode: reset them with options={"reset_mask": mask}')
+        batch = absent_step([], len(rows))
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        final_rows: list[int] = []
+        final_index: list[int] = []
         final_obs: list[Any] = []
         infos: list[tuple[int, Info]] = []
         try:
-            for row, action in enumerate(self.action_layout.unpack(actions, self.num_envs)):
+            for place, row, action in zip(
+                range(len(rows)), rows, self.action_layout.unpack(actions, len(rows)), strict=True
+            ):
                 if self.ended[row]:  # in NEXT_STEP only; the action is ignored
                     info = self._reset_row(row)
                 else:
-                    info = self._step_row(row, action, batch)
+                    info = self._step_row(row, action, batch, place)
                     if same_step and self.ended[row]:
                         # The environment may use its arrays and dicts again: keep what they say now.
-                        final_rows.append(row)
+                        final_index.append(place)
                         final_obs.append(_snapshot(self._rows[row]))
                         batch.final_infos += _blocks([(self.first_env + row, info)])
                         info = self._reset_row(row)
                 infos.append((self.first_env + row, info))
         finally:
-            self._pack(self._rows, self.obs)
-        batch.obs = self._copy_of_obs()
+            self._pack_rows(mask)
+        batch.obs = [leaf.copy() if mask is None else leaf[mask] for leaf in self.obs]
         batch.infos = _blocks(infos)
-        batch.final_index = np.array(final_rows, np.int64)
-        batch.final_obs = self.obs_layout.empty(len(final_rows))
+        batch.final_index = np.array(final_index, np.int64)
+        batch.final_obs = self.obs_layout.empty(len(final_obs))
         self._pack(final_obs, batch.final_obs)
         return batch
 
@@ -195,6 +199,11 @@ class Shard:
         rewards[:] = numbers
         self._pack(rows, obs)
 
+    def rows_of(self, mask: Flags | None) -> Sequence[int]:
+        """The rows that a mask [n] selects; all without one."""
+        rows: Sequence[int] = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        return rows
+
     def close(self) -> None:
         """All environments are closed; those that raise are logged. May be called again."""
         envs, self.envs, self._steps = self.envs, [], []
@@ -204,19 +213,21 @@ class Shard:
             except Exception:
                 logger.exception("environment %d raised in close", index)
 
-    def _common_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    def _common_spaces(self, same_bounds: bool) -> tuple[gym.Space[Any], gym.Space[Any]]:
         if not self.envs:
             raise SpaceError("a shard has 0 environments; expected at least 1")
         observation_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
+        alike = operator.eq if same_bounds else _batched_alike
         for index, env in enumerate(self.envs, self.first_env):
-            for name, seen, expected in (
-                ("observation", env.observation_space, observation_space),
-                ("action", env.action_space, action_space),
+            for name, seen, expected, fits in (
+                ("observation", env.observation_space, observation_space, alike),
+                ("action", env.action_space, action_space, operator.eq),
             ):
-                if seen != expected:
+                if not fits(seen, expected):
+                    also = "" if same_bounds or name == "action" else ", but for its bounds"
                     raise SpaceError(
                         f"{name} space of environment {index} is {seen}; expected {expected}, "
-                        f"as environment {self.first_env} has"
+                        f"as environment {self.first_env} has{also}"
                     )
         return observation_space, action_space
 
@@ -242,35 +253,45 @@ class Shard:
         self.ended[row] = False
         return info
 
-    def _step_row(self, row: int, action: object, batch: StepBatch) -> Info:
-        """The info of the step; the observation is in `_rows`, reward and flags are in `batch`."""
+    def _step_row(self, row: int, action: object, batch: StepBatch, place: int) -> Info:
+        """The info of the step; the observation is in `_rows`, reward and flags are at `place` of `batch`."""
         self.progress += 1
         try:
             observation, reward, terminated, truncated, info = self._steps[row](action)
-            batch.rewards[row] = reward if type(reward) in _NUMBERS else _number(reward)
-            batch.terminations[row] = bool(terminated)
-            batch.truncations[row] = bool(truncated)
+            batch.rewards[place] = reward if type(reward) in _NUMBERS else _number(reward)
+            batch.terminations[place] = bool(terminated)
+            batch.truncations[place] = bool(truncated)
         except _ENV_ERRORS as error:
             raise self._failure(row, "step", error, action) from error
         self._rows[row] = observation
-        self.ended[row] = batch.terminations[row] or batch.truncations[row]
+        self.ended[row] = batch.terminations[place] or batch.truncations[place]
         return info
+
+    def name_of(self, row: int) -> str:
+        """The environment of a row, for messages."""
+        return f"environment {self.first_env + row}{_id_of(self.envs[row])}"
 
     def _failure(self, row: int, call: str, error: Exception | SystemExit, action: object = None) -> EnvError:
         """What the environment of `row` raised, once the row is marked as in need of a reset."""
         self.unready[row] = True
-        index = self.first_env + row
         text = _shortened(action) if call == "step" else None
         doing = f"step with action {text}" if text else call
         return EnvError(
-            f"environment {index}{_id_of(self.envs[row])} failed in {doing}: {_say(error)}",
-            env_index=index,
+            f"{self.name_of(row)} failed in {doing}: {say(error)}",
+            env_index=self.first_env + row,
             action=text,
             remote_traceback="".join(traceback.format_exception(error)),
         )
 
     def _pack(self, rows: Sequence[Any], out: Sequence[Array]) -> None:
         self.obs_layout.pack(rows, out, name=_OBSERVATION, first=self.first_env)
+
+    def _pack_rows(self, mask: Flags | None) -> None:
+        if mask is None:
+            self._pack(self._rows, self.obs)
+            return
+        for row in self.rows_of(mask):
+            self._pack_row(row)
 
     def _pack_row(self, row: int) -> None:
         out = [leaf[row : row + 1] for leaf in self.obs]
@@ -285,14 +306,16 @@ def _build(env_fn: Callable[[], Env], index: int) -> Env:
         env = env_fn()
     except _ENV_ERRORS as error:
         raise EnvError(
-            f"environment {index} could not be made: {_say(error)}",
+            f"environment {index} could not be made: {say(error)}",
             env_index=index,
             remote_traceback="".join(traceback.format_exception(error)),
         ) from error
-    if not isinstance(env, gym.Env):
-        seen = _shortened(env)
-        raise EnvError(f"callable of environment {index} returned {seen}; expected a gymnasium.Env")
-    return env
+    return require_env(env, f"callable of environment {index}")
+
+
+def _batched_alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Whether batches of both spaces are laid out alike, whatever their bounds."""
+    return SpaceLayout.of(one, bounds=False).digest == SpaceLayout.of(other, bounds=False).digest
 
 
 def _blocks(rows: Sequence[tuple[int, Info]]) -> list[bytes]:
@@ -322,7 +345,8 @@ def _id_of(env: Env) -> str:
     return f" ({spec.id})" if spec else ""
 
 
-def _say(error: BaseException) -> str:
+def say(error: BaseException) -> str:
+    """Type and text of an error."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - its own text may fail too

@@ -11,7 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
-from clusterenv.commands import Command, Done, EvaluateBatch, Reply, Reset, RunnerReady, RunnerSetup, Step
+from clusterenv.commands import (
+    Call,
+    CallBatch,
+    Command,
+    Done,
+    EvaluateBatch,
+    Reply,
+    Reset,
+    RunnerReady,
+    RunnerSetup,
+    SetAttr,
+    Step,
+)
 from clusterenv.errors import SpaceError
 
 Array = NDArray[Any]
@@ -43,13 +55,40 @@ def split(command: Command, slices: Sequence[slice]) -> list[Command]:
             dataclasses.replace(
                 command,
                 seeds=command.seeds[rows],
-                mask=None if command.mask is None else command.mask[rows],
+                mask=_cut(command.mask, rows),
             )
             for rows in slices
         ]
     if isinstance(command, Step):
-        return [Step(actions=[leaf[rows] for leaf in command.actions]) for rows in slices]
+        return [
+            Step(actions=[leaf[part] for leaf in command.actions], mask=_cut(command.mask, rows))
+            for rows, part in zip(slices, _parts(command.mask, slices), strict=True)
+        ]
+    if isinstance(command, Call):
+        return [dataclasses.replace(command, mask=_cut(command.mask, rows)) for rows in slices]
+    if isinstance(command, SetAttr):
+        one_for_all = len(command.values) == 1
+        return [
+            dataclasses.replace(
+                command,
+                values=command.values if one_for_all else command.values[part],
+                mask=_cut(command.mask, rows),
+            )
+            for rows, part in zip(slices, _parts(command.mask, slices), strict=True)
+        ]
     return [command] * len(slices)
+
+
+def _cut(mask: Array | None, rows: slice) -> Array | None:
+    return None if mask is None else mask[rows]
+
+
+def _parts(mask: Array | None, slices: Sequence[slice]) -> list[slice]:
+    """Where the rows of each slice are among the rows that the mask selects."""
+    if mask is None:
+        return list(slices)
+    ends = [0, *np.cumsum([int(mask[rows].sum()) for rows in slices]).tolist()]
+    return [slice(*bounds) for bounds in itertools.pairwise(ends)]
 
 
 def merge(replies: Sequence[Reply], slices: Sequence[slice]) -> Reply:
@@ -57,17 +96,18 @@ def merge(replies: Sequence[Reply], slices: Sequence[slice]) -> Reply:
     first = replies[0]
     if len(replies) == 1 or isinstance(first, Done):
         return first
-    starts = [rows.start for rows in slices]
     if isinstance(first, ResetBatch):
         return _merge_resets(_all(replies, ResetBatch))
     if isinstance(first, StepBatch):
-        return _merge_steps(_all(replies, StepBatch), starts)
+        return _merge_steps(_all(replies, StepBatch))
+    if isinstance(first, CallBatch):
+        return CallBatch(results=[result for b in _all(replies, CallBatch) for result in b.results])
     if isinstance(first, ActBatch):
-        return _merge_acts(_all(replies, ActBatch), starts)
+        return _merge_acts(_all(replies, ActBatch))
     if isinstance(first, EvaluateBatch):
         batches = _all(replies, EvaluateBatch)
         return EvaluateBatch(params=_params([b.params for b in batches], axis=0), family=first.family)
-    return _merge_fragments(_all(replies, Fragment), starts)
+    return _merge_fragments(_all(replies, Fragment), [rows.start for rows in slices])
 
 
 def merge_ready(ready: Sequence[RunnerReady], slices: Sequence[slice]) -> RunnerReady:
@@ -113,7 +153,8 @@ def _merge_resets(batches: Sequence[ResetBatch]) -> ResetBatch:
     return ResetBatch(obs=_leaves([b.obs for b in batches]), infos=[i for b in batches for i in b.infos])
 
 
-def _merge_steps(batches: Sequence[StepBatch], starts: Sequence[int]) -> StepBatch:
+def _merge_steps(batches: Sequence[StepBatch]) -> StepBatch:
+    starts = [0, *itertools.accumulate(len(b.rewards) for b in batches)][:-1]
     return StepBatch(
         obs=_leaves([b.obs for b in batches]),
         rewards=np.concatenate([b.rewards for b in batches]),
@@ -126,9 +167,9 @@ def _merge_steps(batches: Sequence[StepBatch], starts: Sequence[int]) -> StepBat
     )
 
 
-def _merge_acts(batches: Sequence[ActBatch], starts: Sequence[int]) -> ActBatch:
+def _merge_acts(batches: Sequence[ActBatch]) -> ActBatch:
     return ActBatch(
-        step=_merge_steps([b.step for b in batches], starts),
+        step=_merge_steps([b.step for b in batches]),
         actions=_leaves([b.actions for b in batches]),
         log_probs=np.concatenate([b.log_probs for b in batches]),
         values=np.concatenate([b.values for b in batches]),

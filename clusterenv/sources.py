@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ConfigError, EnvError
+from clusterenv.pickling import sendable
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
@@ -27,6 +27,26 @@ class EnvSource:
         used = self.blob_of[first : first + count]
         kept = sorted(set(used))
         return [self.blobs[i] for i in kept], [kept.index(i) for i in used]
+
+
+def require_env(env: object, maker: str) -> gym.Env[Any, Any]:
+    """`env`, if it is an environment.
+
+    Raises:
+        EnvError: if not: says what `maker` returned.
+    """
+    if isinstance(env, gym.Env):
+        return env
+    name = type(env).__qualname__
+    if hasattr(env, "possible_agents") or hasattr(env, "agents"):
+        raise EnvError(
+            f"{maker} returned {name}, an environment of several agents as PettingZoo has them; ClusterEnv "
+            "runs environments of one agent: wrap it in a gymnasium.Env whose action and observation spaces "
+            "hold those of all agents"
+        )
+    text = repr(env)
+    seen = text if len(text) <= 200 else f"{text[:197]}..."
+    raise EnvError(f"{maker} returned {seen}; expected a gymnasium.Env")
 
 
 def deal(num_envs: int, workers: int) -> list[int]:
@@ -61,18 +81,17 @@ def configured(
 
 
 def pickled(env_fns: Sequence[EnvFn]) -> EnvSource:
-    """Each distinct callable pickled once."""
+    """Each distinct callable pickled once.
+
+    Raises:
+        ConfigError: if one cannot be pickled; names the part that is to blame.
+    """
     blobs: list[bytes] = []
     number_of: dict[int, int] = {}
     blob_of = []
     for index, fn in enumerate(env_fns):
         if id(fn) not in number_of:
-            try:
-                blobs.append(cloudpickle.dumps(fn))
-            except Exception as error:
-                raise ConfigError(
-                    f"callable {index}", fn, f"something that cloudpickle can send to workers ({error})"
-                ) from error
+            blobs.append(sendable(fn, f"callable {index}"))
             number_of[id(fn)] = len(blobs) - 1
         blob_of.append(number_of[id(fn)])
     return EnvSource(blobs=blobs, blob_of=blob_of)

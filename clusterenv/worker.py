@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from clusterenv import native
+from clusterenv import native, values
 from clusterenv.batches import ActBatch, Buffer, Fragment, FrameReader, ResetBatch, StepBatch
 from clusterenv.commands import (
     Act,
+    Call,
+    CallBatch,
     Collect,
     Command,
     Done,
@@ -29,6 +32,7 @@ from clusterenv.commands import (
     Reset,
     RunnerSetup,
     SetAgent,
+    SetAttr,
     Step,
 )
 from clusterenv.config import SyncConfig
@@ -52,6 +56,7 @@ LONGEST_TEXT = 1 << 16
 """Characters of an error that travel."""
 
 Frames = Sequence[Any]
+Mask = NDArray[np.bool_]
 Send = Callable[[m.Message, Frames, int], None]
 MakePool = Callable[[RunnerSetup, int], "Pool"]
 Starting = Callable[[], AbstractContextManager[None]]
@@ -174,6 +179,7 @@ class Worker:
             sys_path=list(welcome.sys_path),
             step_timeout_s=welcome.step_timeout_s,
             cpus=None,
+            same_bounds=welcome.same_bounds,
         )
         runners = welcome.runners or min(granted_cores(os.environ), welcome.num_envs)
         self.pool = self._make_pool(setup, runners)
@@ -211,7 +217,14 @@ class Worker:
         if isinstance(message, m.ResetCommand):
             self._reset(message, frames)
         elif isinstance(message, m.StepCommand):
-            self._run(Step(actions=self._action_leaves(frames)), self._stepped)
+            mask = _mask(message.mask)
+            self._run(Step(actions=self._action_leaves(frames, mask), mask=mask), self._stepped)
+        elif isinstance(message, m.CallCommand):
+            command = Call(name=message.name, arguments=bytes(frames[0]), mask=_mask(message.mask))
+            self._run(command, self._called)
+        elif isinstance(message, m.SetAttrCommand):
+            blobs = values.split(frames[0], message.num_values)
+            self._run(SetAttr(name=message.name, values=blobs, mask=_mask(message.mask)), self._done)
         elif isinstance(message, m.AgentMessage):
             self._acting.version = None
             self._samples.clear()
@@ -226,16 +239,17 @@ class Worker:
         command = Reset(
             seeds=list(message.seeds),
             options=bytes(frames[0]) if message.has_options else None,
-            mask=None if message.mask is None else np.array(message.mask, dtype=np.bool_),
+            mask=_mask(message.mask),
             noise_seed=message.noise_seed,
         )
         self._run(command, self._was_reset)
 
-    def _action_leaves(self, frames: list[Any]) -> list[Any]:
+    def _action_leaves(self, frames: list[Any], mask: Mask | None) -> list[Any]:
         assert self._action_layout is not None
         assert self.pool is not None
+        rows = self.pool.num_envs if mask is None else int(mask.sum())
         reader = FrameReader(frames)
-        return reader.done(reader.leaves(self._action_layout, self.pool.num_envs))
+        return reader.done(reader.leaves(self._action_layout, rows))
 
     def _run(self, command: Command, then: Callable[[Any], None]) -> None:
         assert self.pool is not None
@@ -273,6 +287,9 @@ class Worker:
             num_final=len(batch.final_index), infos=batch.infos, final_infos=batch.final_infos
         )
         self._answer(reply, batch.frames())
+
+    def _called(self, batch: CallBatch) -> None:
+        self._answer(m.CallReply(), [values.join(batch.results)])
 
     def _acted(self, batch: ActBatch) -> None:
         self.steps += len(batch.log_probs)
@@ -414,6 +431,10 @@ class Worker:
 def _end_of(text: str) -> str:
     """`text`, or its end, where an error says what happened, if it is too long for a message."""
     return text if len(text) <= LONGEST_TEXT else "... " + text[-LONGEST_TEXT:]
+
+
+def _mask(mask: list[bool] | None) -> Mask | None:
+    return None if mask is None else np.array(mask, dtype=np.bool_)
 
 
 def _family(reference: m.Reference) -> Family:

@@ -30,6 +30,8 @@ REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (EnvConfig, "api", ["gym3", None, []], '"gymnasium" or "gym"'),
     (EnvConfig, "envs_per_node", WHOLE_FROM_1, "a whole number from 1"),
     (EnvConfig, "autoreset_mode", ["same_step", None, []], '"NextStep" or "SameStep" or "Disabled"'),
+    (EnvConfig, "observation_mode", ["sane", None, [], (1, 2)], '"same", "different", or the batched and'),
+    (EnvConfig, "batch_size", [0, -1, 1.5, True, "2"], "a whole number from 1"),
     (EnvConfig, "kl_threshold", [-0.01, math.nan, "0.05", None, True], "a number of nats from 0"),
     (EnvConfig, "n_ref", WHOLE_FROM_1, "a whole number from 1"),
     (EnvConfig, "max_lag", WHOLE_FROM_1, "a whole number from 1"),

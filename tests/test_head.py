@@ -39,6 +39,7 @@ def welcome(rank: int, first: int, count: int) -> m.Welcome:
         env_blob_of=[0] * count,
         noise_seed=1,
         autoreset_mode="NextStep",
+        same_bounds=True,
         sys_path=[],
         runners=1,
         kl_threshold=0.05,

@@ -11,11 +11,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from hypothesis import given, settings
 
 from clusterenv.errors import ActionError, SpaceError
 from clusterenv.layout import SpaceLayout
+from tests.contract.spaces import any_action_space, any_space
 from tests.spaces import assert_same, fixed_size, with_leaves
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
@@ -154,16 +156,102 @@ def test_layout_keeps_the_order_of_keys_of_the_space() -> None:
     assert [leaf.path for leaf in SpaceLayout.of(spaces.Dict(parts)).leaves] == [("a",), ("b",)]
 
 
-@pytest.mark.parametrize(
-    "space",
-    [spaces.Text(5), spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Box(0, 1, (2,)), None)],
-    ids=["Text", "Sequence", "Graph"],
-)
-def test_layout_refuses_a_space_without_fixed_size_and_says_where(space: gym.Space) -> None:
+# --- spaces without a fixed size ----------------------------------------------------------------------------
+
+MIXED = spaces.Dict({"text": spaces.Text(5), "pair": spaces.Tuple([spaces.Discrete(3), spaces.Text(2)])})
+
+
+@EXAMPLES
+@given(any_space())
+def test_batches_of_any_space_are_those_of_gymnasium(space: gym.Space) -> None:
+    layout = SpaceLayout.of(space)
+    rows = samples(space, 3)
+    out = layout.empty(3)
+    layout.pack(rows, out, name="row")
+    batch = layout.nest(out, tuples=True)
+    assert_same(batch, concatenate(space, rows, create_empty_array(space, 3)))
+    assert batch_space(space, 3).contains(batch)
+    assert_same(layout.flatten(batch), out)
+    assert_same(layout.flatten(layout.nest(out)), out)
+
+
+@EXAMPLES
+@given(any_action_space())
+def test_actions_of_any_space_are_those_that_iterate_gives(space: gym.Space) -> None:
+    layout = SpaceLayout.of(space)
+    batched = batch_space(space, 3)
+    batched.seed(5)
+    batch = batched.sample()
+    assert_same(layout.unpack(layout.batched_actions(batch, 3), 3), list(iterate(batched, batch)))
+
+
+def test_samples_of_variable_size_are_bytes_that_hold_copies() -> None:
+    layout = SpaceLayout.of(spaces.Sequence(spaces.Box(-1, 1, (2,), np.float32)))
+    assert layout.objects == (0,)
+    (out,) = layout.empty(2)
+    sample = (np.ones(2, np.float32),)
+    layout.pack([sample, ()], [out], name="row")
+    sample[0][:] = 7
+    assert all(isinstance(row, bytes) for row in out)
+    assert_same(layout.unpack([out]), [(np.ones(2, np.float32),), ()])
+    assert_same(layout.nest([out[:1]], tuples=True), ((np.ones(2, np.float32),),))
+
+
+def test_batch_of_several_axes_is_an_array_of_samples_and_missing_ones_are_none() -> None:
+    layout = SpaceLayout.of(MIXED)
+    leaves = layout.zeros(2, 3)
+    layout.pack([{"text": "ab", "pair": (1, "c")}] * 3, [leaf[1] for leaf in leaves], name="row")
+    nested = layout.nest(leaves)
+    assert nested["text"].tolist() == [[None] * 3, ["ab"] * 3]
+    assert nested["pair"][0].tolist() == [[0] * 3, [1] * 3]
+    assert nested["pair"][1].tolist() == [[None] * 3, ["c"] * 3]
+
+
+def test_singles_are_what_the_space_holds() -> None:
+    space = spaces.Dict(box=spaces.Box(-1, 1, ()), whole=spaces.Discrete(3), text=spaces.Text(3))
+    layout = SpaceLayout.of(space)
+    out = layout.empty(2)
+    rows = samples(space, 2)
+    layout.pack(rows, out, name="row")
+    assert_same(layout.singles(out, 2), rows)
+    assert isinstance(layout.unpack(out)[0]["box"], np.float32)  # as Gymnasium iterates
+
+
+def test_value_that_does_not_travel_is_refused_with_its_place() -> None:
+    layout = SpaceLayout.of(MIXED)
+    rows = [{"text": "a", "pair": (1, "b")}, {"text": "a", "pair": (1, ["b", {1}])}]
     with pytest.raises(
-        SpaceError, match=r"space\['a'\]\[1\] is .*; expected Box, Discrete, .* not supported"
+        SpaceError, match=r"^row 1\['pair'\]\[1\] is list .*; its part \[1\] is of type set, which does not"
     ):
-        SpaceLayout.of(spaces.Dict({"a": spaces.Tuple([spaces.Discrete(2), space])}))
+        layout.pack(rows, layout.empty(2), name="row")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (spaces.Box(-1, 1, (2,)), spaces.Box(0, 9, (2,)), True),
+        (spaces.Discrete(3), spaces.Discrete(9, start=2), True),
+        (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([4, 5]), True),
+        (spaces.Text(3, min_length=1), spaces.Text(3, min_length=2), True),
+        (spaces.OneOf([spaces.Discrete(3)]), spaces.OneOf([spaces.Discrete(4)]), True),
+        (spaces.Sequence(spaces.Discrete(3)), spaces.Sequence(spaces.Discrete(4)), True),
+        (spaces.Text(3), spaces.Text(4), False),
+        (spaces.Text(3, charset="ab"), spaces.Text(3, charset="abc"), False),
+        (spaces.Sequence(spaces.Discrete(3)), spaces.Sequence(spaces.Discrete(3), stack=True), False),
+        (spaces.Graph(spaces.Discrete(2), None), spaces.Graph(spaces.Discrete(2), spaces.Discrete(2)), False),
+        (spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,)), False),
+        (spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,), np.float64), False),
+        (spaces.Tuple([spaces.Text(2)]), spaces.OneOf([spaces.Text(2)]), False),
+    ],
+    ids=str,
+)
+def test_digest_without_bounds_agrees_with_gymnasium_on_what_is_alike(
+    one: gym.Space, other: gym.Space, alike: bool
+) -> None:
+    assert is_space_dtype_shape_equiv(one, other) is alike
+    digests = [SpaceLayout.of(space, bounds=False).digest for space in (one, other)]
+    assert (digests[0] == digests[1]) is alike
+    assert SpaceLayout.of(one).digest != SpaceLayout.of(other).digest
 
 
 # --- packing ------------------------------------------------------------------------------------------------

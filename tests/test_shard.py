@@ -69,6 +69,47 @@ def walk(vector: Vector, steps: int) -> list[tuple[list[float], list[float], lis
     return results
 
 
+# --- some rows ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_step_of_some_rows_leaves_the_others_alone(mode: AutoresetMode) -> None:
+    shard = Shard([partial(Count, 2)] * 3, first_env=4, autoreset_mode=mode)
+    shard.reset()
+    mask = np.array([True, False, True])
+    first = shard.step([np.zeros(2, np.int64)], mask)
+    assert first.obs[0][:, 0].tolist() == [1, 1]
+    assert [env for block in first.infos for env, _ in decode_infos(block)] == [4, 6]
+    shard.step([np.zeros(1, np.int64)], np.array([False, True, False]))
+    second = shard.step([np.zeros(2, np.int64)], mask)
+    assert second.terminations.tolist() == [True, True]
+    if mode is SAME_STEP:
+        assert second.final_index.tolist() == [0, 1]
+        assert second.final_obs[0][:, 0].tolist() == [2, 2]
+        assert shard.obs[0][:, 0].tolist() == [0, 1, 0]
+    else:
+        assert shard.ended.tolist() == [True, False, True]
+        third = shard.step([np.zeros(3, np.int64)])
+        assert third.obs[0][:, 0].tolist() == [0, 2, 0]
+        assert third.rewards.tolist() == [0, 1, 0]
+
+
+def test_step_of_no_rows_does_nothing() -> None:
+    shard = Shard([partial(Count, 2)] * 2, first_env=0, autoreset_mode=NEXT_STEP)
+    shard.reset()
+    batch = shard.step([np.zeros(0, np.int64)], np.zeros(2, np.bool_))
+    assert (len(batch.rewards), batch.infos, batch.obs[0].shape) == (0, [], (0, 1))
+    assert shard.obs[0][:, 0].tolist() == [0, 0]
+
+
+def test_row_that_was_never_reset_is_refused_only_when_it_steps() -> None:
+    shard = Shard([Count] * 2, first_env=0, autoreset_mode=NEXT_STEP)
+    shard.reset(mask=np.array([True, False]))
+    assert shard.step([np.zeros(1, np.int64)], np.array([True, False])).obs[0].tolist() == [[1]]
+    with pytest.raises(StateError, match="environments 1 need a reset"):
+        shard.step([np.zeros(2, np.int64)])
+
+
 # --- autoreset ----------------------------------------------------------------------------------------------
 
 

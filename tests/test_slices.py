@@ -5,8 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterenv.batches import EpisodeRecord, Fragment
-from clusterenv.commands import Act, Done, Reset, RunnerReady, RunnerSetup, Step
+from clusterenv.batches import EpisodeRecord, Fragment, StepBatch, absent_step
+from clusterenv.commands import (
+    Act,
+    Call,
+    CallBatch,
+    Done,
+    Reset,
+    RunnerReady,
+    RunnerSetup,
+    SetAttr,
+    Step,
+)
 from clusterenv.errors import SpaceError
 from clusterenv.layout import SpaceLayout
 from clusterenv.slices import contiguous, merge, merge_ready, split, split_setup
@@ -83,6 +93,33 @@ def test_commands_are_split_by_rows() -> None:
     assert [leaf.shape for step in steps for leaf in step.actions] == [(2,), (2, 2), (1,), (1, 2)]
     assert split(Act(), slices) == [Act(), Act()]
     assert merge([Done(), Done()], slices) == Done()
+
+
+def test_commands_for_some_rows_are_split_by_them() -> None:
+    slices, mask = contiguous(5, 2), np.array([True, False, True, False, True])
+    first, second = split(Step(actions=[np.array([7, 8, 9])], mask=mask), slices)
+    assert (first.actions[0].tolist(), first.mask.tolist()) == ([7, 8], [True, False, True])
+    assert (second.actions[0].tolist(), second.mask.tolist()) == ([9], [False, True])
+    one, other = split(SetAttr(name="a", values=[b"x", b"y", b"z"], mask=mask), slices)
+    assert (one.values, other.values) == ([b"x", b"y"], [b"z"])
+    one, other = split(SetAttr(name="a", values=[b"x"], mask=None), slices)
+    assert (one.values, other.values, other.mask) == ([b"x"], [b"x"], None)
+    one, other = split(Call(name="a", arguments=b"", mask=~mask), slices)
+    assert (one.mask.tolist(), other.mask.tolist()) == ([False, True, False], [True, False])
+    assert merge([CallBatch(results=[b"1"]), CallBatch(results=[])], slices) == CallBatch(results=[b"1"])
+
+
+def test_steps_of_some_rows_are_merged_by_their_places() -> None:
+    def part(rows: int, final: list[int]) -> StepBatch:
+        batch = absent_step([np.zeros((rows, 2))], rows)
+        batch.final_index = np.array(final, np.int64)
+        batch.final_obs = [np.zeros((len(final), 2))]
+        return batch
+
+    merged = merge([part(2, [1]), part(0, []), part(3, [0, 2])], contiguous(9, 3))
+    assert isinstance(merged, StepBatch)
+    assert merged.final_index.tolist() == [1, 2, 4]
+    assert merged.obs[0].shape == (5, 2)
 
 
 def test_runners_with_other_spaces_are_refused() -> None:

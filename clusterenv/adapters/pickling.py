@@ -7,9 +7,9 @@ import importlib.util
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 import cloudpickle
@@ -17,6 +17,7 @@ import numpy as np
 
 from clusterenv.adapters.base import Agent, Array
 from clusterenv.errors import AgentError
+from clusterenv.pickling import culprit
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +36,9 @@ def dumps(agent: object, left_out: Iterable[torch.Tensor] = ()) -> bytes:
     try:
         return PYTHON.encode() + b"\n" + _pickled(agent, blanks)
     except Exception as error:
-        path, culprit = _culprit(agent, blanks)
+        path, part = culprit(agent, lambda value: _can_pickle(value, blanks))
         raise AgentError(
-            f"the agent cannot be sent to workers: agent{path} ({type(culprit).__name__}) cannot be pickled: "
+            f"the agent cannot be sent to workers: agent{path} ({type(part).__name__}) cannot be pickled: "
             f"{error}"
         ) from error
 
@@ -170,63 +171,9 @@ def _blank(shape: tuple[int, ...], dtype: torch.dtype, parameter: bool, requires
     return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
 
 
-def _culprit(value: object, blanks: set[int]) -> tuple[str, object]:
-    """Path from the agent to the smallest part of it that cannot be pickled, and that part."""
-    path = ""
-    seen = {id(value)}
-    while True:
-        for name, part in _parts(value):
-            if id(part) not in seen and not _can_pickle(part, blanks):
-                path, value = path + name, part
-                seen.add(id(part))
-                break
-        else:
-            return path, value
-
-
 def _can_pickle(value: object, blanks: set[int]) -> bool:
     try:
         _pickled(value, blanks)
     except Exception:  # noqa: BLE001  # whatever it is, it is the reason looked for
         return False
     return True
-
-
-def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """What a value is pickled from, each with how to write it after the value's own name."""
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", part) for key, part in value.items())
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((f"[{number}]", part) for number, part in enumerate(value))
-    elif isinstance(value, MethodType):
-        yield ".__self__", value.__self__
-        yield ".__func__", value.__func__
-    elif isinstance(value, FunctionType):
-        yield from _function_parts(value)
-    elif isinstance(value, type):
-        yield from ((f".{name}", _plain(part)) for name, part in vars(value).items())
-    else:
-        attributes = getattr(value, "__dict__", {})
-        for name, part in attributes.items():
-            if name in ("_modules", "_parameters", "_buffers") and isinstance(part, Mapping):
-                yield from ((f".{inner}", tensor) for inner, tensor in part.items())
-            else:
-                yield f".{name}", part
-        yield ".__class__", type(value)
-
-
-def _function_parts(function: Callable[..., object]) -> Iterator[tuple[str, object]]:
-    assert isinstance(function, FunctionType)
-    for name in function.__code__.co_names:
-        if name in function.__globals__:
-            yield f" (global {name})", function.__globals__[name]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f" (variable {name})", cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-
-
-def _plain(member: object) -> object:
-    """The function behind a static or class method or a property."""
-    return getattr(member, "__func__", None) or getattr(member, "fget", None) or member

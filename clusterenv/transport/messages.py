@@ -64,7 +64,7 @@ class ResetReply(Message, frozen=True, kw_only=True):
 
 
 class StepReply(Message, frozen=True, kw_only=True):
-    """Answer to StepCommand. Frames: StepBatch.frames()."""
+    """Answer to StepCommand. Frames: StepBatch.frames(), of the k rows that stepped."""
 
     num_final: Count
     infos: Blocks
@@ -128,6 +128,10 @@ class Failure(Message, frozen=True, kw_only=True):
     exit_code: int | None = None
 
 
+class CallReply(Message, frozen=True, kw_only=True):
+    """Answer to CallCommand. Frames: what each of the k environments gave, see `values.join`."""
+
+
 class Goodbye(Message, frozen=True, kw_only=True):
     """The worker leaves of its own will."""
 
@@ -147,6 +151,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     env_blob_of: Counts
     noise_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     autoreset_mode: Word
+    same_bounds: bool
     sys_path: Annotated[list[Text], Meta(max_length=1 << 12)]
     runners: Count
     kl_threshold: float
@@ -184,7 +189,24 @@ class ResetCommand(Message, frozen=True, kw_only=True):
 
 
 class StepCommand(Message, frozen=True, kw_only=True):
-    """Step with the head's actions. Frames: action leaves [n, ...]."""
+    """Step the k rows of the mask (all if it is none). Frames: action leaves [k, ...]."""
+
+    mask: Annotated[list[bool], PerEnv] | None = None
+
+
+class CallCommand(Message, frozen=True, kw_only=True):
+    """Call a method, or read an attribute, of the rows of the mask. Frames: the cloudpickled arguments."""
+
+    name: Word
+    mask: Annotated[list[bool], PerEnv] | None
+
+
+class SetAttrCommand(Message, frozen=True, kw_only=True):
+    """Set an attribute of the k rows of the mask. Frames: 1 or k cloudpickled values, see `values.join`."""
+
+    name: Word
+    mask: Annotated[list[bool], PerEnv] | None
+    num_values: Count
 
 
 class AgentMessage(Message, frozen=True, kw_only=True):
@@ -243,6 +265,7 @@ KINDS: dict[int, type[Message]] = {
     9: PullRequest,
     10: Failure,
     11: Goodbye,
+    12: CallReply,
     32: Welcome,
     33: Refused,
     34: HeartbeatAck,
@@ -253,5 +276,7 @@ KINDS: dict[int, type[Message]] = {
     39: RolloutCommand,
     40: WeightsReply,
     41: CloseCommand,
+    42: CallCommand,
+    43: SetAttrCommand,
 }
 """Number on the wire of each kind: up to 31 from workers, from 32 on from the head."""

@@ -78,6 +78,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
             [],
         ),
         (m.Goodbye(reason="walltime"), []),
+        (m.CallReply(), [b"results"]),
         (
             m.Welcome(
                 rank=1,
@@ -87,6 +88,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
                 env_blob_of=[0, 0, 1],
                 noise_seed=(1 << 63) - 1,
                 autoreset_mode="NextStep",
+                same_bounds=True,
                 sys_path=["/home/user/project"],
                 runners=2,
                 kl_threshold=0.05,
@@ -110,11 +112,13 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
             ),
             [b"options"],
         ),
-        (m.StepCommand(), [np.array([2, 4, 3], dtype=np.int64)]),
+        (m.StepCommand(mask=[True, True, False, True]), [np.array([2, 4, 3], dtype=np.int64)]),
         (m.AgentMessage(agent=1), [b"agent"]),
         (m.ActCommand(version=8, reference=REFERENCE, has_weights=False), [THETA]),
         (m.RolloutCommand(version=8, num_steps=128, reference=None, has_weights=True), [b"weights"]),
         (m.WeightsReply(version=8), [b"weights"]),
         (m.CloseCommand(reason="the head closed the run"), []),
+        (m.CallCommand(name="render", mask=None), [b"arguments"]),
+        (m.SetAttrCommand(name="gravity", mask=[True, False], num_values=1), [b"values"]),
     ]
 }

@@ -1,0 +1,76 @@
+"""Calls into the environments of a shard by name, and attributes set by name."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from clusterenv import values
+from clusterenv.commands import Call, CallBatch, SetAttr
+from clusterenv.errors import EnvError, MissingAttribute
+from clusterenv.shard import Shard, say
+
+
+def call(shard: Shard, command: Call) -> CallBatch:
+    """What the method or attribute gave in each environment asked, outermost wrapper first.
+
+    An environment that raises needs no reset for it.
+
+    Raises:
+        MissingAttribute: if an environment has none of that name.
+        EnvError: if an environment raises, or gives what does not travel; those before it were called.
+    """
+    args, kwargs = cloudpickle.loads(command.arguments)
+    results = []
+    for row in shard.rows_of(command.mask):
+        shard.progress += 1
+        result = _call_one(shard, row, command.name, args, kwargs)
+        try:
+            results.append(values.encode(result))
+        except values.UnsupportedValue as unsupported:
+            raise EnvError(
+                f"{shard.name_of(row)}: what {command.name!r} gave cannot be sent to the head: "
+                f"{unsupported}; arrays, text, numbers, None, and tuples, lists and dicts of them do",
+                env_index=shard.first_env + row,
+            ) from unsupported
+    return CallBatch(results=results)
+
+
+def set_attr(shard: Shard, command: SetAttr) -> None:
+    """The attribute is set in each environment asked, in the wrapper that has it.
+
+    Raises:
+        EnvError: if an environment raises; it is set in those before it.
+    """
+    rows = shard.rows_of(command.mask)
+    blobs = command.values * len(rows) if len(command.values) == 1 else command.values
+    for row, blob in zip(rows, blobs, strict=True):
+        shard.progress += 1
+        try:
+            shard.envs[row].set_wrapper_attr(command.name, cloudpickle.loads(blob))
+        except Exception as error:
+            raise _failure(EnvError, shard, row, f"when {command.name!r} was set", error) from error
+
+
+def _call_one(shard: Shard, row: int, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> object:
+    try:
+        attribute = shard.envs[row].get_wrapper_attr(name)
+    except AttributeError as error:
+        raise _failure(MissingAttribute, shard, row, f"when asked for {name!r}", error) from error
+    if not callable(attribute):
+        return attribute
+    try:
+        return attribute(*args, **kwargs)
+    except (Exception, SystemExit) as error:
+        raise _failure(EnvError, shard, row, f"in {name!r}", error) from error
+
+
+def _failure(kind: type[EnvError], shard: Shard, row: int, doing: str, error: BaseException) -> EnvError:
+    return kind(
+        f"{shard.name_of(row)} failed {doing}: {say(error)}",
+        env_index=shard.first_env + row,
+        remote_traceback="".join(traceback.format_exception(error)),
+    )

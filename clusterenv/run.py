@@ -1,0 +1,59 @@
+"""What a launched ClusterEnv works with: one session, and what is done over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from clusterenv.acting import Acting
+from clusterenv.calling import Calling
+from clusterenv.config import EnvConfig
+from clusterenv.facts import EnvFacts
+from clusterenv.send_recv import SendRecv
+from clusterenv.session import LocalSession, SerialSession, worker_stats
+from clusterenv.stepping import Stepping
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A session and its users; one call at a time."""
+
+    session: LocalSession | SerialSession
+    acting: Acting
+    stepping: Stepping
+    calling: Calling
+    send_recv: SendRecv
+
+    @classmethod
+    def over(
+        cls, session: LocalSession | SerialSession, config: EnvConfig, facts: EnvFacts, num_envs: int
+    ) -> Run:
+        """The users of a session whose workers are ready."""
+        head, layouts = session.head, facts.layouts
+        stepping = Stepping(head, layouts, num_envs, config.autoreset_mode)
+        spaces = (facts.single_observation_space, facts.single_action_space)
+        batch_size = config.batch_size or num_envs
+        return cls(
+            session=session,
+            acting=Acting(head, config, spaces, layouts),
+            stepping=stepping,
+            calling=Calling(head, num_envs),
+            send_recv=SendRecv(head, stepping, layouts, num_envs, batch_size),
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """What each worker does and how many bytes went where."""
+        head, traffic = self.session.head, self.session.traffic
+        workers = [worker_stats(peer, self.acting.version) for peer in head.peers]
+        return {
+            "workers": workers,
+            "steps": sum(worker["steps"] for worker in workers),
+            "policy_version": self.acting.version,
+            "weight_bytes_sent": head.weight_bytes_sent,
+            "check_bytes_sent": head.check_bytes_sent,
+            "bytes_sent": traffic.bytes_sent,
+            "bytes_received": traffic.bytes_received,
+            "late_replies": head.late_replies,
+            "refused_messages": traffic.refused_messages,
+            "threads": {"runners": [peer.welcome.runners for peer in head.peers]},
+        }

@@ -1,0 +1,151 @@
+"""Resets and steps of all workers, each begun and finished, as one Gymnasium batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from clusterenv.batches import ActBatch, Buffer, FrameReader, ResetBatch, StepBatch, frames_of
+from clusterenv.errors import StateError
+from clusterenv.head import Absent, Fresh, Head, Outcome, Pending, Reply, Returned
+from clusterenv.infos import batch_infos
+from clusterenv.layout import Nested, SpaceLayout
+from clusterenv.peers import Peer
+from clusterenv.reset_args import ResetArgs
+from clusterenv.rows import Rows, StepReturn, decoded, gymnasium_step, joined_obs
+from clusterenv.transport import messages as m
+
+Array = NDArray[Any]
+
+
+class Stepping:
+    """Carries resets and steps to the workers, and remembers what each environment observed last."""
+
+    def __init__(
+        self, head: Head, layouts: tuple[SpaceLayout, SpaceLayout], num_envs: int, mode: AutoresetMode
+    ) -> None:
+        """`layouts` are those of one environment: observation, action."""
+        self._head = head
+        self._obs, self._actions = layouts
+        self._num_envs = num_envs
+        self._mode = mode
+        self._ended = np.zeros(num_envs, dtype=np.bool_)
+        self.last_obs: list[list[Array]] | None = None
+        """Leaves [n, ...] by rank; None before the first reset."""
+
+    # --- reset ------------------------------------------------------------------------------------------
+
+    def begin_reset(self, args: ResetArgs, peers: Sequence[Peer] | None = None) -> Pending[m.ResetReply]:
+        """Environments of all workers (or of `peers`) are being reset."""
+        if args.noise_seed is not None:
+            self._head.seeded(args.noise_seed)
+        self._head.wait_present()
+
+        def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+            message = m.ResetCommand(
+                seeds=args.seeds[peer.rows],
+                mask=None if args.mask is None else args.mask[peer.rows].tolist(),
+                has_options=args.options is not None,
+                noise_seed=args.noise_seed,
+            )
+            return message, [] if args.options is None else [args.options]
+
+        return self._head.begin(command, m.ResetReply, peers=peers)
+
+    def finish_reset(self, pending: Pending[m.ResetReply], args: ResetArgs) -> tuple[Nested, dict[str, Any]]:
+        """Observations [N, ...] and infos."""
+        batches = [self.reset_batch(outcome) for outcome in self._head.finish(pending)]
+        self._ended[slice(None) if args.mask is None else args.mask] = False
+        self.last_obs = [batch.obs for batch in batches]
+        infos = sorted((row for batch in batches for row in decoded(batch.infos)), key=lambda row: row[0])
+        return joined_obs(self.last_obs, self._obs), batch_infos(infos, self._num_envs)
+
+    def reset_batch(self, outcome: Outcome[m.ResetReply]) -> ResetBatch:
+        """What a worker's reset gave; for one that is away its last observations, zeros if there are none."""
+        peer = outcome.peer
+        if isinstance(outcome, Absent):
+            known = None if self.last_obs is None else self.last_obs[peer.rank]
+            return ResetBatch(obs=known or self._obs.zeros(peer.num_envs))
+        return ResetBatch.of_frames(
+            outcome.frames, self._obs, num_envs=peer.num_envs, infos=outcome.message.infos
+        )
+
+    # --- step -------------------------------------------------------------------------------------------
+
+    def refuse_ended(self) -> None:
+        """Return if every environment can step.
+
+        Raises:
+            StateError: if not.
+        """
+        if self._mode is AutoresetMode.DISABLED and self._ended.any():
+            rows = np.flatnonzero(self._ended).tolist()
+            raise StateError(
+                f"environments {rows} have ended and autoreset is disabled; reset them with "
+                "reset(options={'reset_mask': mask}) first"
+            )
+
+    def begin_step(self, leaves: Sequence[Array]) -> Pending[m.StepReply]:
+        """All environments are being stepped with action leaves [N, ...]."""
+
+        def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+            return m.StepCommand(mask=None), action_frames(leaves, peer.rows)
+
+        return self._head.begin(command, m.StepReply, fresh=Fresh.SHOW)
+
+    def finish_step(self, pending: Pending[m.StepReply]) -> StepReturn:
+        """What Gymnasium's `step` returns."""
+        return self.stepped([self._step_batch(outcome) for outcome in self._head.finish(pending)])
+
+    def _step_batch(self, outcome: Outcome[m.StepReply]) -> StepBatch | Returned | Absent:
+        return (
+            step_batch(outcome, self._obs, outcome.peer.num_envs) if isinstance(outcome, Reply) else outcome
+        )
+
+    def stepped(self, outcomes: Sequence[StepBatch | ActBatch | Returned | Absent]) -> StepReturn:
+        """What Gymnasium's `step` returns, from what became of each worker, by rank."""
+        parts = [self._rows(outcome, peer) for outcome, peer in zip(outcomes, self._head.peers, strict=True)]
+        self.last_obs = [part.obs for part in parts]
+        step = gymnasium_step(parts, self._obs)
+        if self._mode is not AutoresetMode.SAME_STEP:
+            self._ended = step[2] | step[3]
+        return step
+
+    def _rows(self, outcome: StepBatch | ActBatch | Returned | Absent, peer: Peer) -> Rows:
+        """The rows of one worker: stepped, lost in this step, away, or back with a reset."""
+        ids = np.arange(peer.rows.start, peer.rows.stop, dtype=np.int64)
+        if isinstance(outcome, Returned):
+            batch = self.reset_batch(outcome)
+            return Rows.without_step(ids, batch.obs, infos=decoded(batch.infos))
+        if isinstance(outcome, Absent):
+            assert self.last_obs is not None
+            return Rows.without_step(ids, self.last_obs[peer.rank], lost=outcome.just_lost)
+        return Rows.of(outcome.step if isinstance(outcome, ActBatch) else outcome, ids, self._obs)
+
+    # --- what others moved ------------------------------------------------------------------------------
+
+    def goes_on_from(self, last_obs: Nested, valid: NDArray[np.bool_]) -> None:
+        """The next step goes on from observations [N, ...], in workers that have a `valid` row [T, N]."""
+        assert self.last_obs is not None
+        leaves = self._obs.flatten(last_obs)
+        for peer in self._head.peers:
+            if valid[:, peer.rows].any():
+                self.last_obs[peer.rank] = [leaf[peer.rows].copy() for leaf in leaves]
+        self._ended[:] = False
+
+
+def action_frames(leaves: Sequence[Array], rows: slice | Array) -> list[Buffer]:
+    """The frames of a StepCommand: some rows of action leaves [N, ...]."""
+    return frames_of([np.ascontiguousarray(leaf[rows]) for leaf in leaves])
+
+
+def step_batch(reply: Reply[m.StepReply], obs: SpaceLayout, num_rows: int) -> StepBatch:
+    """What a worker answered to a StepCommand for `num_rows` environments."""
+    message, reader = reply.message, FrameReader(reply.frames)
+    batch = reader.done(StepBatch.read(reader, obs, num_rows, message.num_final))
+    batch.infos, batch.final_infos = message.infos, message.final_infos
+    return batch

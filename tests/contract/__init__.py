@@ -1,0 +1,1 @@
+"""One contract, Gymnasium's, for everything that steps environments."""
