@@ -21,14 +21,17 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "LunarLander-v3": {
             "total_steps": 2_000_000,
+            "learning_rate": 2e-3,
             "num_minibatches": 8,
+            "gamma": 0.995,
             "entropy_coef": 0.003,
         },
         "Pendulum-v1": {
             "total_steps": 500_000,
             "num_steps": 32,
             "epochs": 8,
-            "gamma": 0.9,
+            "num_minibatches": 8,
+            "gamma": 0.95,
         },
     },
 }
