@@ -43,14 +43,15 @@ def checked_rows(indices: object, num_envs: int, name: str = "indices") -> Rows:
     """
     if indices is None:
         return np.arange(num_envs, dtype=np.int64)
-    listed = [indices] if is_int(indices) else indices
-    expected = f"different numbers from 0 to {num_envs - 1}"
-    if not isinstance(listed, list | tuple | range | np.ndarray) or not all(map(is_int, listed)):
-        raise ConfigError(name, indices, expected)
-    rows = np.array(list(listed), dtype=np.int64)
-    if len(np.unique(rows)) != len(rows) or ((rows < 0) | (rows >= num_envs)).any():
-        raise ConfigError(name, indices, expected)
-    return rows
+    listed = indices.tolist() if isinstance(indices, np.ndarray) else indices
+    rows = [listed] if is_int(listed) else listed
+    if (
+        not isinstance(rows, list | tuple | range)
+        or not all(is_int(row) and 0 <= row < num_envs for row in rows)
+        or len(set(rows)) != len(rows)
+    ):
+        raise ConfigError(name, indices, f"different numbers from 0 to {num_envs - 1}")
+    return np.array(rows, dtype=np.int64)
 
 
 class Calling:

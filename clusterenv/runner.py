@@ -134,11 +134,11 @@ class Runner:
         if command.noise_seed is not None:
             self._noise_seed = command.noise_seed
             self._steps[:] = 0
+        options = None if command.options is None else cloudpickle.loads(command.options)
         rows = slice(None) if command.mask is None else command.mask
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
         with self._envs() as shard:
-            options = None if command.options is None else cloudpickle.loads(command.options)
             batch = shard.reset(command.seeds, options, command.mask)
         self._was_reset = True
         return batch

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32})
 _OBSERVATION = "observation of environment"
-_ENV_ERRORS = (Exception, SystemExit)  # environments with a window exit when it is closed
+ENV_ERRORS = (Exception, SystemExit)
+"""What environments raise: those with a window exit when it is closed."""
 
 
 class Shard:
@@ -191,7 +192,7 @@ class Shard:
                     final_rows.append(row)
                     final_obs.append(_snapshot(rows[row]))
                     self._reset_row(row)
-        except _ENV_ERRORS as error:
+        except ENV_ERRORS as error:
             self._pack(rows, self.obs)
             if isinstance(error, EnvError):  # of the reset
                 raise
@@ -247,7 +248,7 @@ class Shard:
             self._rows[row], info = self.envs[row].reset(
                 seed=seed, options=None if options is None else dict(options)
             )
-        except _ENV_ERRORS as error:
+        except ENV_ERRORS as error:
             raise self._failure(row, "reset", error) from error
         self.unready[row] = False
         self.ended[row] = False
@@ -261,7 +262,7 @@ class Shard:
             batch.rewards[place] = reward if type(reward) in _NUMBERS else _number(reward)
             batch.terminations[place] = bool(terminated)
             batch.truncations[place] = bool(truncated)
-        except _ENV_ERRORS as error:
+        except ENV_ERRORS as error:
             raise self._failure(row, "step", error, action) from error
         self._rows[row] = observation
         self.ended[row] = batch.terminations[place] or batch.truncations[place]
@@ -304,7 +305,7 @@ class Shard:
 def _build(env_fn: Callable[[], Env], index: int) -> Env:
     try:
         env = env_fn()
-    except _ENV_ERRORS as error:
+    except ENV_ERRORS as error:
         raise EnvError(
             f"environment {index} could not be made: {say(error)}",
             env_index=index,
