@@ -190,6 +190,7 @@ class ClusterEnv(Launched):
 
         Raises:
             ActionError, ConfigError, StateError: if something does not fit; nothing has moved.
+            EnvError: if an environment raised in what was sent before; see `recv`.
         """
         self._require_open()
         self._awaiting.refuse("send")
@@ -206,6 +207,7 @@ class ClusterEnv(Launched):
 
         Raises:
             StateError: if fewer are on their way.
+            EnvError: if an environment raised; `reset` or `async_reset` goes on.
         """
         self._require_open()
         self._awaiting.refuse("recv")

@@ -20,6 +20,8 @@ from clusterenv.rows import Rows, StepReturn, decoded, gymnasium_step, joined_ob
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
+Ids = NDArray[np.int64]
+"""Global numbers of environments."""
 
 
 class Stepping:
@@ -76,16 +78,17 @@ class Stepping:
 
     # --- step -------------------------------------------------------------------------------------------
 
-    def refuse_ended(self) -> None:
-        """Return if every environment can step.
+    def refuse_ended(self, ids: Ids | slice = slice(None)) -> None:
+        """Return if every environment, or every one of `ids` [k], can step.
 
         Raises:
             StateError: if not.
         """
-        if self._mode is AutoresetMode.DISABLED and self._ended.any():
-            rows = np.flatnonzero(self._ended).tolist()
+        if self._mode is AutoresetMode.DISABLED and self._ended[ids].any():
+            rows = np.flatnonzero(self._ended)
+            asked = rows if isinstance(ids, slice) else np.intersect1d(rows, ids)
             raise StateError(
-                f"environments {rows} have ended and autoreset is disabled; reset them with "
+                f"environments {asked.tolist()} have ended and autoreset is disabled; reset them with "
                 "reset(options={'reset_mask': mask}) first"
             )
 
@@ -110,9 +113,13 @@ class Stepping:
         """What Gymnasium's `step` returns, from what became of each worker, by rank."""
         parts = [self._rows(outcome, peer) for outcome, peer in zip(outcomes, self._head.peers, strict=True)]
         self.last_obs = [part.obs for part in parts]
+        return self.gymnasium_step(parts)
+
+    def gymnasium_step(self, parts: Sequence[Rows]) -> StepReturn:
+        """What the caller gets for some rows; those that ended are remembered."""
         step = gymnasium_step(parts, self._obs)
-        if self._mode is not AutoresetMode.SAME_STEP:
-            self._ended = step[2] | step[3]
+        for part in parts:
+            self._ended[part.ids] = part.terminations | part.truncations
         return step
 
     def _rows(self, outcome: StepBatch | ActBatch | Returned | Absent, peer: Peer) -> Rows:

@@ -209,6 +209,27 @@ def test_batch_size_and_mode_that_cannot_work_are_refused() -> None:
         env.async_reset()
 
 
+def test_ended_environment_is_refused_before_any_moves_when_autoreset_is_disabled(
+    launcher: LocalConfig,
+) -> None:
+    ends = [9, 2, 9, 2, 9]
+    with ClusterEnv([partial(Count, n) for n in ends], launcher, autoreset_mode="Disabled") as env:
+        env.reset(seed=0)
+        for _ in range(2):
+            env.send(np.zeros(NUM_ENVS, np.int64))
+            env.recv()
+        for move in (env.step, env.send, lambda actions: env.send(actions, range(NUM_ENVS))):
+            with pytest.raises(StateError, match=r"environments \[1, 3\] have ended"):
+                move(np.zeros(NUM_ENVS, np.int64))
+        with pytest.raises(StateError, match=r"environments \[3\] have ended"):
+            env.send(np.zeros(2, np.int64), [3, 2])
+        assert env.get_attr("t") == (2,) * NUM_ENVS
+        env.reset(options={"reset_mask": np.array(ends) == 2})
+        env.send(np.zeros(NUM_ENVS, np.int64))
+        env.recv()
+        assert env.get_attr("t") == (3, 1, 3, 1, 3)
+
+
 def test_environment_that_raises_is_named_and_a_reset_goes_on(launcher: LocalConfig) -> None:
     env_fns = [partial(Fails, "step", 2) if i == 4 else partial(Count, 9) for i in range(NUM_ENVS)]
     with ClusterEnv(env_fns, launcher) as env:
