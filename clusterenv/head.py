@@ -275,10 +275,15 @@ class Head:
                 )
 
     def wait_present(self) -> None:
-        """Return when no worker is on its way; those in a queue or lost for good stay away."""
+        """Return when no worker is on its way; those in a queue or lost for good stay away.
+
+        Raises:
+            WorkerLost: as in `call`.
+        """
         on_the_way = (State.STARTING, State.BUILDING, State.RETURNING, State.AWAY)
         with self._condition:
             while any(p.state in on_the_way and p.rank not in self._roster.waiting for p in self.peers):
+                self._raise_losses()
                 self._condition.wait(POLL_S)
 
     def call(
