@@ -125,7 +125,7 @@ class ClusterEnv(Launched):
         assert last_obs is not None
         acted = self._call(lambda: run.acting.act(actions, last_obs))
         step = stepping.stepped(acted.outcomes)
-        step[4].update(run.acting.masked(acted.info, self.num_envs))
+        step[4].update(acted.info)
         return self._as_asked(step)
 
     def step_async(self, actions: Nested) -> None:

@@ -89,7 +89,8 @@ class ClusterVectorEnv(BaseVectorEnv):
             options = {**(options or {}), "reset_mask": mask}
         seed = kwargs.pop("seed", None)
         obs, infos = self.env.reset(seed=[seed] * self.env_num, options=options, **kwargs)
-        return _observations(obs, ids), _objects([info_rows(infos, self.env_num)[i] for i in ids])
+        rows = info_rows(infos, self.env_num)
+        return _observations(obs, ids), _objects([rows[i] for i in ids])
 
     def step(self, action: Any, id: Ids = None) -> StepReturn:  # noqa: ANN401
         """What one step of the environments `id` (all without) gives, in their order."""
