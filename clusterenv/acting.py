@@ -13,8 +13,9 @@ from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
 from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, absent_step
 from clusterenv.config import EnvConfig
-from clusterenv.head import Absent, Fresh, Head, Reply, Returned
+from clusterenv.head import Head
 from clusterenv.layout import SpaceLayout
+from clusterenv.outcomes import Absent, Fresh, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
 from clusterenv.policy_sync import sample_size

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from clusterenv import values
 from clusterenv.errors import ConfigError, ProtocolError
-from clusterenv.head import Absent, Fresh, Head, Outcome, Pending, Reply
+from clusterenv.head import Head
+from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply
 from clusterenv.peers import Peer
 from clusterenv.pickling import sendable
 from clusterenv.reset_args import is_int

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from clusterenv.batches import ResetBatch
 from clusterenv.errors import ClusterEnvError, StateError
-from clusterenv.head import POLL_S, Fresh, Head, Outcome, Pending, Reply, Returned
+from clusterenv.head import POLL_S, Head
 from clusterenv.layout import SpaceLayout
+from clusterenv.outcomes import Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer, State
 from clusterenv.reset_args import ResetArgs
 from clusterenv.rows import Rows, StepReturn, decoded

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from clusterenv.batches import ActBatch, Buffer, FrameReader, ResetBatch, StepBatch, frames_of
 from clusterenv.errors import StateError
-from clusterenv.head import Absent, Fresh, Head, Outcome, Pending, Reply, Returned
+from clusterenv.head import Head
 from clusterenv.infos import batch_infos
 from clusterenv.layout import Nested, SpaceLayout
+from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.reset_args import ResetArgs
 from clusterenv.rows import Rows, StepReturn, decoded, gymnasium_step, joined_obs

@@ -22,7 +22,8 @@ from clusterenv.errors import (
     UseAfterClose,
     WorkerLost,
 )
-from clusterenv.head import Fresh, Head, Reply, Returned
+from clusterenv.head import Head
+from clusterenv.outcomes import Fresh, Reply, Returned
 from clusterenv.peers import Ended, State, restart_delay_s
 from clusterenv.policy import Snapshot
 from clusterenv.roster import derived_seed
