@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import values
+from clusterenv.checks import is_int
 from clusterenv.errors import ConfigError, ProtocolError
 from clusterenv.head import Head
 from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply
 from clusterenv.peers import Peer
 from clusterenv.pickling import sendable
-from clusterenv.reset_args import is_int
 from clusterenv.transport import messages as m
 
 OWN_METHODS = ("reset", "step", "close", "_setattr", "_check_spaces")

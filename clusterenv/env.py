@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv import reset_args
 from clusterenv.calling import OWN_METHODS, checked_name, checked_rows
+from clusterenv.checks import is_int
 from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.errors import ActionError, AgentError, ConfigError, StateError
 from clusterenv.facts import EnvFacts
@@ -228,7 +229,7 @@ class ClusterEnv(Launched):
             StateError: if autoreset is disabled.
         """
         self._require_idle("rollout")
-        if not reset_args.is_int(num_steps) or not 1 <= num_steps <= MOST_STEPS:
+        if not is_int(num_steps) or not 1 <= num_steps <= MOST_STEPS:
             raise ConfigError("num_steps", num_steps, f"a whole number from 1 to {MOST_STEPS}")
         if self._facts.autoreset_mode is AutoresetMode.DISABLED:
             raise StateError("rollout resets environments as they end; autoreset_mode is DISABLED")

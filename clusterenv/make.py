@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from clusterenv.checks import is_int
 from clusterenv.env import ClusterEnv
 from clusterenv.errors import ConfigError
-from clusterenv.reset_args import is_int
 from clusterenv.session import LauncherConfig
 from clusterenv.sources import EnvFn
 from clusterenv.vector_spec import factory_of

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterenv.checks import is_int
 from clusterenv.errors import ConfigError
 from clusterenv.pickling import sendable
 
@@ -43,11 +44,6 @@ def checked(
         mask=mask,
         noise_seed=int(seed) % (1 << 62) if mask is None and is_int(seed) else None,
     )
-
-
-def is_int(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number, NumPy's included, and not a bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

@@ -154,12 +154,13 @@ class Worker:
             self._refuse_setup("setup", error, None, "")
         else:
             self._action_layout = ready.action_layout
+            threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
             self._send(
                 m.Ready(
                     obs_digest=ready.obs_digest,
                     action_digest=ready.action_digest,
                     pids=self.pool.pids(),
-                    threads=int(os.environ.get("OMP_NUM_THREADS", "0") or 0),
+                    threads=int(threads) if threads.isdecimal() else 0,
                 ),
                 (),
                 0,
