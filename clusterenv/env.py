@@ -151,6 +151,7 @@ class ClusterEnv(Launched):
         """The run, if every environment can step."""
         run = self._reset_run("step")
         run.stepping.refuse_ended()
+        run.send_recv.others_moved()
         return run
 
     def _reset_run(self, doing: str) -> Run:
@@ -239,6 +240,7 @@ class ClusterEnv(Launched):
             self.publish(agent)  # one that cannot act is refused before anything moves
             self.reset(seed=self.config.seed)
         run = self._running()
+        run.send_recv.others_moved()
         batch = self._call(lambda: run.acting.rollout(agent, int(num_steps)))
         run.stepping.goes_on_from(batch.last_obs, batch.valid)
         return batch

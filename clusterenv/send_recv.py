@@ -93,7 +93,6 @@ class SendRecv:
     def reset(self, args: ResetArgs) -> None:
         """All environments are being reset; what was on its way is forgotten."""
         self.stop()
-        self._seen[:] = Seen.PRESENT
         self._stepping.last_obs = [self._obs.zeros(peer.num_envs) for peer in self._head.peers]
         for peer in self._head.peers:
             self._work[peer.rank] = _Work(self._stepping.begin_reset(args, [peer]), _ids(peer))
@@ -109,10 +108,15 @@ class SendRecv:
                     with contextlib.suppress(ClusterEnvError):
                         self._head.finish(work.pending)
         self._done.clear()
-        self._back.clear()
         self._at[:] = At.CALLER
         self._last_ids = np.arange(len(self._at), dtype=np.int64)
         self._failed = False
+        self.others_moved()
+
+    def others_moved(self) -> None:
+        """A reset, step or rollout of all has told, or will tell, what became of the workers."""
+        self._seen[:] = Seen.PRESENT
+        self._back.clear()
 
     # --- send and recv ----------------------------------------------------------------------------------
 

@@ -284,6 +284,31 @@ def test_killed_worker_shows_its_loss_in_its_rows_and_comes_back() -> None:
         assert {env_id: count for env_id, count in back.items() if count} == {2: 1, 3: 1}
 
 
+@pytest.mark.parametrize("between", ["reset", "step"])
+def test_send_goes_on_after_a_loss_that_lockstep_has_mended(between: str) -> None:
+    zeros = np.zeros(4, np.int64)
+    with ClusterEnv([partial(Count, 10**6)] * 4, TWO_WORKERS, lease_s=3) as env:
+        env.async_reset(seed=0)
+        info = env.recv()[4]
+        os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while not info.get("worker_lost", np.zeros(1)).any():
+            assert time.monotonic() < deadline
+            env.send(zeros)
+            info = env.recv()[4]
+        while env.stats()["workers"][1]["state"] != "ready":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        if between == "reset":
+            env.reset()
+        else:
+            assert env.step(zeros)[4]["valid"].tolist() == [True, True, False, False]
+        before = env.get_attr("t")
+        env.send(zeros)
+        assert "valid" not in env.recv()[4]
+        assert env.get_attr("t") == tuple(t + 1 for t in before)
+
+
 def test_dropped_worker_leaves_rows_that_are_not_valid() -> None:
     with ClusterEnv([partial(Count, 10**6)] * 4, TWO_WORKERS, batch_size=4, on_worker_loss="drop") as env:
         env.async_reset(seed=0)
