@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
-from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, absent_step
+from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, unmoved_step
 from clusterenv.config import EnvConfig
 from clusterenv.head import Head
 from clusterenv.layout import SpaceLayout
@@ -230,7 +230,7 @@ class Acting:
 
     def _no_act(self, peer: Peer, version: int) -> ActBatch:
         zeros = np.zeros(peer.num_envs, np.float32)
-        step, actions = absent_step([], peer.num_envs), self._actions.zeros(peer.num_envs)
+        step, actions = unmoved_step(peer.num_envs), self._actions.zeros(peer.num_envs)
         return ActBatch(step=step, actions=actions, log_probs=zeros, values=zeros, policy_version=version)
 
     # --- what travels with a command --------------------------------------------------------------------

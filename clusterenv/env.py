@@ -1,4 +1,8 @@
-"""`ClusterEnv`: a `gymnasium.vector.VectorEnv` whose environments, and if wanted policy, run on workers."""
+"""`ClusterEnv`: a `gymnasium.vector.VectorEnv` whose environments, and if wanted policy, run on workers.
+
+The way of `step(actions)`: `stepping` sends each worker its rows by `head`; there `worker` gives them to its
+`pool`, each `runner` of that steps its `shard`; the answers come back as `batches` and are joined in `rows`.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +260,8 @@ class ClusterEnv(Launched):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """What a method of each environment returns, in their order; an attribute that is none is read.
 
-        Results are copies: arrays, text, numbers, None, and tuples, lists and dicts of them.
+        Results are copies: arrays, text, numbers, None, and tuples, lists and dicts of them. None stands for
+        an environment whose worker is lost.
 
         Raises:
             MissingAttribute: if an environment has nothing of that name.

@@ -38,24 +38,6 @@ from clusterenv.errors import AgentError, EnvError, StateError
 from clusterenv.recording import Recording
 from clusterenv.shard import Shard
 
-__all__ = [
-    "Act",
-    "Collect",
-    "Command",
-    "Done",
-    "Evaluate",
-    "EvaluateBatch",
-    "Failed",
-    "LoadState",
-    "Reply",
-    "Reset",
-    "Runner",
-    "RunnerReady",
-    "RunnerSetup",
-    "SetAgent",
-    "Step",
-]
-
 Array = NDArray[Any]
 Nested = Any
 

@@ -19,8 +19,8 @@ from clusterenv.layout import SpaceLayout
 from clusterenv.outcomes import Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer, State
 from clusterenv.reset_args import ResetArgs
-from clusterenv.rows import Rows, StepReturn, decoded
-from clusterenv.stepping import Ids, Stepping, action_frames, step_batch
+from clusterenv.rows import Ids, Rows, StepReturn, decoded
+from clusterenv.stepping import Stepping, action_frames, step_batch
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]

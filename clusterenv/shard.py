@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv.batches import ResetBatch, StepBatch, absent_step
-from clusterenv.errors import EnvError, SpaceError, StateError
+from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
+from clusterenv.errors import EnvError, SpaceError, StateError, shortened
 from clusterenv.infos import encode_infos
 from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.sources import require_env
@@ -121,7 +121,7 @@ class Shard:
         if self.autoreset_mode is AutoresetMode.DISABLED:
             ended = self.ended & asked
             self._refuse(ended, 'have ended an episode: reset them with options={"reset_mask": mask}')
-        batch = absent_step([], len(rows))
+        batch = unmoved_step(len(rows))
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         final_index: list[int] = []
         final_obs: list[Any] = []
@@ -275,7 +275,7 @@ class Shard:
     def _failure(self, row: int, call: str, error: Exception | SystemExit, action: object = None) -> EnvError:
         """What the environment of `row` raised, once the row is marked as in need of a reset."""
         self.unready[row] = True
-        text = _shortened(action) if call == "step" else None
+        text = shortened(action) if call == "step" else None
         doing = f"step with action {text}" if text else call
         return EnvError(
             f"{self.name_of(row)} failed in {doing}: {say(error)}",
@@ -324,7 +324,7 @@ def _blocks(rows: Sequence[tuple[int, Info]]) -> list[bytes]:
     for index, info in rows:
         if not isinstance(info, dict | Mapping):  # dict first: it is the one that is quick to check
             raise EnvError(
-                f"info of environment {index} is {_shortened(info)}; expected a dict", env_index=index
+                f"info of environment {index} is {shortened(info)}; expected a dict", env_index=index
             )
     filled = [(index, info) for index, info in rows if info]
     return [encode_infos(filled)] if filled else []
@@ -337,7 +337,7 @@ def _snapshot(obs: Nested) -> Nested:
 def _number(reward: object) -> float:
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise TypeError(f"reward is {_shortened(reward)}; expected a number or an array of size 1")
+        raise TypeError(f"reward is {shortened(reward)}; expected a number or an array of size 1")
     return float(array.item())
 
 
@@ -352,8 +352,3 @@ def say(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - its own text may fail too
         return f"{type(error).__name__}, whose text cannot be made"
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."

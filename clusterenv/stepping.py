@@ -17,12 +17,10 @@ from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.reset_args import ResetArgs
-from clusterenv.rows import Rows, StepReturn, decoded, gymnasium_step, joined_obs
+from clusterenv.rows import Ids, Rows, StepReturn, decoded, gymnasium_step, joined_obs
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
-Ids = NDArray[np.int64]
-"""Global numbers of environments."""
 
 
 class Stepping:

@@ -66,6 +66,16 @@ def test_closed_environments_say_so_whatever_is_called(launcher: LocalConfig) ->
     assert env.single_action_space.n == 2  # what was known stays known
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_close_does_not_wait_for_a_call_that_is_pending() -> None:
+    env = ClusterEnv([partial(wrapped, i) for i in range(NUM_ENVS)], TWO_WORKERS)
+    env.reset(seed=0)
+    env.call_async("sleep", 100.0)
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 30
+
+
 def test_step_before_reset_is_refused_in_both_halves() -> None:
     with ClusterEnv([partial(Count, 9)], SERIAL) as env:
         for step in (env.step, env.step_async):
