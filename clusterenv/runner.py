@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv import adapters, calls, policy
+from clusterenv import adapters, policy, shard_calls
 from clusterenv.adapters import Acted, AgentAdapter
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.commands import (
@@ -143,11 +143,11 @@ class Runner:
 
     def _call(self, command: Call) -> CallBatch:
         with self._envs() as shard:
-            return calls.call(shard, command)
+            return shard_calls.call(shard, command)
 
     def _set_attr(self, command: SetAttr) -> Done:
         with self._envs() as shard:
-            calls.set_attr(shard, command)
+            shard_calls.set_attr(shard, command)
         return Done()
 
     # --- commands of the agent -----------------------------------------------------------------------------

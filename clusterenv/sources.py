@@ -25,8 +25,8 @@ class EnvSource:
     def part(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
         """The blobs that a slice of environments needs, and which one each uses."""
         used = self.blob_of[first : first + count]
-        kept = sorted(set(used))
-        return [self.blobs[i] for i in kept], [kept.index(i) for i in used]
+        numbers = {blob: number for number, blob in enumerate(dict.fromkeys(used))}
+        return [self.blobs[blob] for blob in numbers], [numbers[blob] for blob in used]
 
 
 def require_env(env: object, maker: str) -> gym.Env[Any, Any]:
