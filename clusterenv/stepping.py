@@ -145,8 +145,11 @@ class Stepping:
 
 
 def action_frames(leaves: Sequence[Array], rows: slice | Array) -> list[Buffer]:
-    """The frames of a StepCommand: some rows of action leaves [N, ...]."""
-    return frames_of([np.ascontiguousarray(leaf[rows]) for leaf in leaves])
+    """The frames of a StepCommand: some rows of action leaves [N, ...].
+
+    They are copies, since what is sent must not change before it was read, and the caller may use its arrays.
+    """
+    return frames_of([np.array(leaf[rows], order="C") for leaf in leaves])
 
 
 def step_batch(reply: Reply[m.StepReply], obs: SpaceLayout, num_rows: int) -> StepBatch:
