@@ -129,6 +129,7 @@ class ClusterEnv(Launched):
         stepping, last_obs = run.stepping, run.stepping.last_obs
         assert last_obs is not None
         acted = self._call(lambda: run.acting.act(actions, last_obs))
+        run.send_recv.others_moved()
         step = stepping.stepped(acted.outcomes)
         step[4].update(acted.info)
         return self._as_asked(step)
@@ -138,9 +139,11 @@ class ClusterEnv(Launched):
         self._require_idle("step")
         if not _is_batch(actions):
             raise ActionError(f"step_async takes a batch of actions; for {type(actions).__name__} use step")
-        stepping = self._stepped_run().stepping
+        run = self._stepped_run()
+        stepping = run.stepping
         leaves = self._facts.layouts[1].batched_actions(actions, self.num_envs)
         pending = self._call(lambda: stepping.begin_step(leaves))
+        run.send_recv.others_moved()
         self._awaiting.begun("step", pending, lambda: stepping.finish_step(pending))
 
     def step_wait(self, timeout: float | None = None) -> Nested:
@@ -155,7 +158,6 @@ class ClusterEnv(Launched):
         """The run, if every environment can step."""
         run = self._reset_run("step")
         run.stepping.refuse_ended()
-        run.send_recv.others_moved()
         return run
 
     def _reset_run(self, doing: str) -> Run:
@@ -244,8 +246,8 @@ class ClusterEnv(Launched):
             self.publish(agent)  # one that cannot act is refused before anything moves
             self.reset(seed=self.config.seed)
         run = self._running()
-        run.send_recv.others_moved()
         batch = self._call(lambda: run.acting.rollout(agent, int(num_steps)))
+        run.send_recv.others_moved()
         run.stepping.goes_on_from(batch.last_obs, batch.valid)
         return batch
 
