@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
-from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, absent_step
+from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, unmoved_step
 from clusterenv.config import EnvConfig
-from clusterenv.head import Absent, Fresh, Head, Reply, Returned
+from clusterenv.head import Head
 from clusterenv.layout import SpaceLayout
+from clusterenv.outcomes import Absent, Fresh, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
 from clusterenv.policy_sync import sample_size
@@ -191,7 +192,7 @@ class Acting:
         obs: Sequence[Sequence[Array]],
         version: int,
     ) -> dict[str, Any]:
-        """Action, log-prob and value of the agent passed, and how far each worker is from it.
+        """Action, log-prob and value of the agent passed, how far each worker is from it, and the masks.
 
         Rows of a worker that did not act are zeros.
         """
@@ -215,7 +216,7 @@ class Acting:
         kl = np.array([0.0 if peer.policy is None else peer.policy.kl for peer in peers])
         syncs = np.array([0 if peer.policy is None else peer.policy.sync_count for peer in peers], np.int64)
         counts = [peer.num_envs for peer in peers]
-        return {
+        info = {
             "action": self._actions.nest(_joined([batch.actions for batch in batches])),
             "log_prob": log_probs,
             "value": values,
@@ -225,16 +226,11 @@ class Acting:
             "kl": np.repeat(kl, counts),
             "sync_count": np.repeat(syncs, counts),
         }
-
-    @staticmethod
-    def masked(info: Mapping[str, Any], num_envs: int) -> dict[str, Any]:
-        """`info` with the mask of each key, all True."""
-        return {**info, **{f"_{key}": np.ones(num_envs, np.bool_) for key in info}}
+        return info | {f"_{key}": np.ones(sum(counts), np.bool_) for key in info}
 
     def _no_act(self, peer: Peer, version: int) -> ActBatch:
         zeros = np.zeros(peer.num_envs, np.float32)
-        actions = [np.zeros((peer.num_envs, *leaf.shape), leaf.dtype) for leaf in self._actions.leaves]
-        step = absent_step([], peer.num_envs)
+        step, actions = unmoved_step(peer.num_envs), self._actions.zeros(peer.num_envs)
         return ActBatch(step=step, actions=actions, log_probs=zeros, values=zeros, policy_version=version)
 
     # --- what travels with a command --------------------------------------------------------------------

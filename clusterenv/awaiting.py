@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterenv.errors import CallPending, CallTimeout, ConfigError, NoCallPending
-from clusterenv.head import Head, Pending
+from clusterenv.head import Head
+from clusterenv.outcomes import Pending
 
 Result = Any
 """What the call returns."""

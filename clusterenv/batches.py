@@ -70,13 +70,13 @@ class StepBatch:
         )
 
 
-def absent_step(obs: list[Array], num_envs: int, *, truncated: bool = False) -> StepBatch:
-    """A step in which nothing happened but, if `truncated`, the end of every episode."""
+def unmoved_step(num_envs: int) -> StepBatch:
+    """A step in which nothing happened, without observations."""
     return StepBatch(
-        obs=obs,
+        obs=[],
         rewards=np.zeros(num_envs, np.float64),
         terminations=np.zeros(num_envs, np.bool_),
-        truncations=np.full(num_envs, truncated, np.bool_),
+        truncations=np.zeros(num_envs, np.bool_),
         final_index=np.zeros(0, np.int64),
         final_obs=[],
     )

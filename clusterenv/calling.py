@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import values
+from clusterenv.checks import is_int
 from clusterenv.errors import ConfigError, ProtocolError
-from clusterenv.head import Absent, Fresh, Head, Outcome, Pending, Reply
+from clusterenv.head import Head
+from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply
 from clusterenv.peers import Peer
 from clusterenv.pickling import sendable
-from clusterenv.reset_args import is_int
+from clusterenv.rows import Ids
 from clusterenv.transport import messages as m
 
 OWN_METHODS = ("reset", "step", "close", "_setattr", "_check_spaces")
 """Names that only ClusterEnv itself may call, as in Gymnasium's AsyncVectorEnv."""
-
-Rows = NDArray[np.int64]
 
 
 def checked_name(name: object, forbidden: Sequence[str] = ()) -> str:
@@ -35,7 +35,7 @@ def checked_name(name: object, forbidden: Sequence[str] = ()) -> str:
     return name
 
 
-def checked_rows(indices: object, num_envs: int, name: str = "indices") -> Rows:
+def checked_rows(indices: object, num_envs: int, name: str = "indices") -> Ids:
     """Numbers of environments [k], each once; all for None.
 
     Raises:
@@ -43,14 +43,15 @@ def checked_rows(indices: object, num_envs: int, name: str = "indices") -> Rows:
     """
     if indices is None:
         return np.arange(num_envs, dtype=np.int64)
-    listed = [indices] if is_int(indices) else indices
-    expected = f"different numbers from 0 to {num_envs - 1}"
-    if not isinstance(listed, list | tuple | range | np.ndarray) or not all(map(is_int, listed)):
-        raise ConfigError(name, indices, expected)
-    rows = np.array(list(listed), dtype=np.int64)
-    if len(np.unique(rows)) != len(rows) or ((rows < 0) | (rows >= num_envs)).any():
-        raise ConfigError(name, indices, expected)
-    return rows
+    listed = indices.tolist() if isinstance(indices, np.ndarray) else indices
+    rows = [listed] if is_int(listed) else listed
+    if (
+        not isinstance(rows, list | tuple | range)
+        or not all(is_int(row) and 0 <= row < num_envs for row in rows)
+        or len(set(rows)) != len(rows)
+    ):
+        raise ConfigError(name, indices, f"different numbers from 0 to {num_envs - 1}")
+    return np.array(rows, dtype=np.int64)
 
 
 class Calling:
@@ -62,15 +63,15 @@ class Calling:
         self._num_envs = num_envs
 
     def begin_call(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], rows: Rows
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], ids: Ids
     ) -> Pending[m.CallReply]:
-        """`name` is being called in the environments `rows`.
+        """`name` is being called in the environments `ids`.
 
         Raises:
             ConfigError: if the arguments cannot be pickled; nothing was called.
         """
         arguments = sendable((tuple(args), dict(kwargs)), f"arguments of {name}")
-        asked = self._mask(rows)
+        asked = self._mask(ids)
         self._head.wait_present()
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
@@ -78,16 +79,16 @@ class Calling:
 
         return self._head.begin(command, m.CallReply, fresh=Fresh.KEEP, peers=self._peers(asked))
 
-    def finish_call(self, pending: Pending[m.CallReply], rows: Rows) -> tuple[Any, ...]:
-        """What each of `rows` gave, in their order; None for one that is away."""
-        asked = self._mask(rows)
+    def finish_call(self, pending: Pending[m.CallReply], ids: Ids) -> tuple[Any, ...]:
+        """What each of `ids` gave, in their order; None for one that is away."""
+        asked = self._mask(ids)
         results: dict[int, Any] = {}
         for outcome in self._head.finish(pending):
             results |= self._results(outcome, asked)
-        return tuple(results.get(row) for row in rows.tolist())
+        return tuple(results.get(env_id) for env_id in ids.tolist())
 
-    def set_attr(self, name: str, values_of: Sequence[object] | None, value: object, rows: Rows) -> None:
-        """The attribute is set in `rows`: to `values_of` one by one, or all to `value` without such.
+    def set_attr(self, name: str, values_of: Sequence[object] | None, value: object, ids: Ids) -> None:
+        """The attribute is set in `ids`: to `values_of` one by one, or all to `value` without such.
 
         Raises:
             ConfigError: if a value cannot be pickled; nothing was set.
@@ -96,9 +97,9 @@ class Calling:
         if values_of is None:
             shared = [sendable(value, f"value of {name}")]
         else:
-            each = zip(rows.tolist(), values_of, strict=True)
+            each = zip(ids.tolist(), values_of, strict=True)
             blobs = {row: sendable(one, f"value of {name} for environment {row}") for row, one in each}
-        asked = self._mask(rows)
+        asked = self._mask(ids)
         self._head.wait_present()
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
@@ -110,9 +111,9 @@ class Calling:
         peers = self._peers(asked)
         self._head.finish(self._head.begin(command, m.Ack, fresh=Fresh.KEEP, peers=peers))
 
-    def _mask(self, rows: Rows) -> NDArray[np.bool_]:
+    def _mask(self, ids: Ids) -> NDArray[np.bool_]:
         mask = np.zeros(self._num_envs, np.bool_)
-        mask[rows] = True
+        mask[ids] = True
         return mask
 
     def _peers(self, asked: NDArray[np.bool_]) -> list[Peer]:

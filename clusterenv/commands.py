@@ -163,17 +163,13 @@ class Failed:
     @classmethod
     def of(cls, error: BaseException) -> Failed:
         """What travels of `error`."""
+        kind = next((name for name, known in KINDS.items() if isinstance(error, known)), "internal")
         if isinstance(error, EnvError):
             remote = error.remote_traceback
             text = str(error).removesuffix(remote.rstrip()).rstrip() if remote else str(error)
             return cls(
-                kind="attribute" if isinstance(error, MissingAttribute) else "env",
-                message=text,
-                traceback=remote,
-                env_index=error.env_index,
-                action=error.action,
+                kind=kind, message=text, traceback=remote, env_index=error.env_index, action=error.action
             )
-        kind = next((name for name, known in KINDS.items() if isinstance(error, known)), "internal")
         if kind == "internal":
             text = f"{type(error).__name__}: {error}"
             return cls(kind=kind, message=text, traceback="".join(traceback.format_exception(error)))
@@ -183,19 +179,19 @@ class Failed:
 
     def error(self) -> ClusterEnvError:
         """The error to raise on the other side."""
-        if self.kind in ("env", "attribute"):
-            kind = MissingAttribute if self.kind == "attribute" else EnvError
+        kind = KINDS.get(self.kind, ClusterEnvError)
+        if issubclass(kind, EnvError):
             return kind(
                 self.message,
                 env_index=self.env_index,
                 action=self.action,
                 remote_traceback=self.traceback,
             )
-        return KINDS.get(self.kind, ClusterEnvError)(f"{self.message}\n\n{self.traceback}".rstrip())
+        return kind(f"{self.message}\n\n{self.traceback}".rstrip())
 
 
 KINDS: Final[dict[str, type[ClusterEnvError]]] = {
-    "attribute": MissingAttribute,
+    "attribute": MissingAttribute,  # before "env", which it is too
     "env": EnvError,
     "agent": AgentError,
     "action": ActionError,

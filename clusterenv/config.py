@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from clusterenv.checks import (
+    at_least,
+    check_connection,
+    check_port_range,
+    folder,
+    is_int,
+    is_number,
+    one_line,
+    one_of,
+    positive,
+    unknown_key,
+)
 from clusterenv.errors import ConfigError
 
 WORKER_LOSS_POLICIES = ("restart", "drop", "raise")
@@ -109,24 +119,24 @@ class EnvConfig:
     def __post_init__(self) -> None:
         """Check every value, and normalise the autoreset mode."""
         self._check_names()
-        _at_least("envs_per_node", self.envs_per_node, 1, 1 << 20)
+        at_least("envs_per_node", self.envs_per_node, 1, 1 << 20)
         if self.batch_size is not None:
-            _at_least("batch_size", self.batch_size, 1)
-        _at_least("n_ref", self.n_ref, 1)
-        _at_least("max_lag", self.max_lag, 1)
-        _at_least("max_restarts", self.max_restarts, 0)
-        _at_least("min_interval", self.min_interval, 1)
-        _at_least("max_message_bytes", self.max_message_bytes, 1 << 16, 1 << 46)
-        if self.seed is not None and not (_is_int(self.seed) and self.seed >= 0):
+            at_least("batch_size", self.batch_size, 1)
+        at_least("n_ref", self.n_ref, 1)
+        at_least("max_lag", self.max_lag, 1)
+        at_least("max_restarts", self.max_restarts, 0)
+        at_least("min_interval", self.min_interval, 1)
+        at_least("max_message_bytes", self.max_message_bytes, 1 << 16, 1 << 46)
+        if self.seed is not None and not (is_int(self.seed) and self.seed >= 0):
             raise ConfigError("seed", self.seed, "a whole number from 0, or None")
-        if not (_is_number(self.kl_threshold) and self.kl_threshold >= 0):  # refuses NaN too
+        if not (is_number(self.kl_threshold) and self.kl_threshold >= 0):  # refuses NaN too
             raise ConfigError("kl_threshold", self.kl_threshold, "a number of nats from 0 (inf never pulls)")
         for name in ("max_age_s", "lease_s", "connect_timeout_s", "setup_timeout_s", "step_timeout_s"):
-            _positive(name, getattr(self, name))
+            positive(name, getattr(self, name))
         if self.lease_s < SHORTEST_LEASE_S:
             raise ConfigError("lease_s", self.lease_s, f"at least {SHORTEST_LEASE_S} s")
         if self.head_grace_s is not None:
-            _positive("head_grace_s", self.head_grace_s)
+            positive("head_grace_s", self.head_grace_s)
 
     def _check_names(self) -> None:
         if not isinstance(self.type, str) or not self.type:
@@ -137,8 +147,8 @@ class EnvConfig:
             raise ConfigError("env_kwargs", self.env_kwargs, "a dict with names of arguments as keys")
         if not isinstance(self.wrappers, list | tuple) or not all(map(callable, self.wrappers)):
             raise ConfigError("wrappers", self.wrappers, "a list of callables that take an environment")
-        _one_of("api", self.api, ("gymnasium", "gym"))
-        _one_of("on_worker_loss", self.on_worker_loss, WORKER_LOSS_POLICIES)
+        one_of("api", self.api, ("gymnasium", "gym"))
+        one_of("on_worker_loss", self.on_worker_loss, WORKER_LOSS_POLICIES)
         if not isinstance(self.sync, str) or not re.fullmatch(
             r"adaptive|every|interval:[1-9]\d*|broadcast|never", self.sync
         ):
@@ -196,9 +206,9 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        _at_least("nodes", self.nodes, 1)
+        at_least("nodes", self.nodes, 1)
         if self.cpus_per_node is not None:
-            _at_least("cpus_per_node", self.cpus_per_node, 1)
+            at_least("cpus_per_node", self.cpus_per_node, 1)
         if not isinstance(self.serial, bool):
             raise ConfigError("serial", self.serial, "True or False")
         if self.serial and self.nodes != 1:
@@ -270,31 +280,31 @@ class SlurmConfig:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        _at_least("nodes", self.nodes, 1)
-        if self.min_nodes is not None and not (_is_int(self.min_nodes) and 1 <= self.min_nodes <= self.nodes):
+        at_least("nodes", self.nodes, 1)
+        if self.min_nodes is not None and not (is_int(self.min_nodes) and 1 <= self.min_nodes <= self.nodes):
             raise ConfigError("min_nodes", self.min_nodes, f"a whole number from 1 to nodes = {self.nodes}")
-        _one_of("mode", self.mode, SLURM_MODES)
+        one_of("mode", self.mode, SLURM_MODES)
         self._check_resources()
         self._check_job()
         self._check_script()
-        _check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
+        check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
         if self.log_folder is not None:
-            _folder("log_folder", self.log_folder)
+            folder("log_folder", self.log_folder)
 
     def _check_resources(self) -> None:
         if self.cpus_per_node is not None:
-            _at_least("cpus_per_node", self.cpus_per_node, 1)
-        if _is_int(self.gpus_per_node):
-            _at_least("gpus_per_node", self.gpus_per_node, 0)
+            at_least("cpus_per_node", self.cpus_per_node, 1)
+        if is_int(self.gpus_per_node):
+            at_least("gpus_per_node", self.gpus_per_node, 0)
         elif not (self.gpus_per_node is None or isinstance(self.gpus_per_node, str)):
             raise ConfigError(
                 "gpus_per_node", self.gpus_per_node, 'a number from 0 or a gres such as "a100:2"'
             )
         else:
-            _one_line("gpus_per_node", self.gpus_per_node)
+            one_line("gpus_per_node", self.gpus_per_node)
         memory = {name: getattr(self, name) for name in ("mem", "mem_per_cpu", "mem_per_gpu")}
         for name, value in memory.items():
-            _one_line(name, value)
+            one_line(name, value)
             if value is not None and not re.fullmatch(r"\d+[KMGTkmgt]?", value):
                 raise ConfigError(name, value, 'a size for Slurm such as "16G" or "4000M"')
         given = [name for name, value in memory.items() if value is not None]
@@ -303,7 +313,7 @@ class SlurmConfig:
 
     def _check_job(self) -> None:
         for name in ("job_name", "partition", "account", "qos", "constraint", "reservation", "time_limit"):
-            _one_line(name, getattr(self, name))
+            one_line(name, getattr(self, name))
         if self.time_limit is not None and not re.fullmatch(
             r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}|UNLIMITED", self.time_limit
         ):
@@ -313,7 +323,7 @@ class SlurmConfig:
         for name in ("exclusive", "use_srun"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(name, getattr(self, name), "True or False")
-        if not (_is_int(self.warn_s) and 0 <= self.warn_s <= 65535):
+        if not (is_int(self.warn_s) and 0 <= self.warn_s <= 65535):
             raise ConfigError("warn_s", self.warn_s, "a whole number of seconds from 0 to 65535")
         if self.mode == "srun" and self.asks_for_a_job:
             name = self.asks_for_a_job[0]
@@ -331,8 +341,8 @@ class SlurmConfig:
                 raise ConfigError("directives key", name, 'a long option without dashes, such as "mail-type"')
             if name in RESERVED_DIRECTIVES:
                 raise ConfigError("directives key", name, "an option that ClusterEnv does not need itself")
-            if isinstance(value, str) or not (value is None or isinstance(value, bool) or _is_int(value)):
-                _one_line(f"directives[{name!r}]", value)
+            if isinstance(value, str) or not (value is None or isinstance(value, bool) or is_int(value)):
+                one_line(f"directives[{name!r}]", value)
         for name in ("setup", "srun_args"):
             value = getattr(self, name)
             parts = [value] if isinstance(value, str) else value
@@ -342,7 +352,7 @@ class SlurmConfig:
                 raise ConfigError(name, value, "text without zero bytes")
         if isinstance(self.srun_args, str):
             raise ConfigError("srun_args", self.srun_args, "a list, with one text for each argument")
-        _one_line("python", self.python)
+        one_line("python", self.python)
         if self.python is not None and not self.python.startswith("/"):
             raise ConfigError("python", self.python, "an absolute path, such as that of a venv's python")
         if not self.use_srun and self.nodes > 1 and self.mode != "array":
@@ -376,74 +386,7 @@ class ManualConfig:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        _at_least("nodes", self.nodes, 1)
+        at_least("nodes", self.nodes, 1)
         if self.cpus_per_node is not None:
-            _at_least("cpus_per_node", self.cpus_per_node, 1)
-        _check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
-
-
-def unknown_key(where: str, key: str, known: set[str]) -> ConfigError:
-    """An error for a key that does not exist, with the nearest that does."""
-    near = difflib.get_close_matches(str(key), known, n=1)
-    hint = f"{near[0]!r}, perhaps, or another " if near else "one "
-    return ConfigError(f"{where} key", key, f"{hint}of {', '.join(sorted(known))}")
-
-
-def check_port_range(port_range: tuple[int, int] | None) -> None:
-    """Refuse anything but None or two ports in order."""
-    if port_range is None:
-        return
-    good = isinstance(port_range, tuple | list) and len(port_range) == 2 and all(map(_is_int, port_range))
-    if not good or not 1 <= port_range[0] <= port_range[1] <= 65535:
-        raise ConfigError("port_range", port_range, "(first, last) with 1 <= first <= last <= 65535, or None")
-
-
-def _check_connection(
-    shared_folder: str | Path | None,
-    interface: str | None,
-    port_range: tuple[int, int] | None,
-    queue_timeout_s: float | None,
-) -> None:
-    if shared_folder is not None:
-        _folder("shared_folder", shared_folder)
-    _one_line("interface", interface)
-    check_port_range(port_range)
-    if queue_timeout_s is not None:
-        _positive("queue_timeout_s", queue_timeout_s)
-
-
-def _folder(name: str, value: object) -> None:
-    if not isinstance(value, str | Path) or not str(value).isprintable() or "\\" in str(value):
-        raise ConfigError(name, value, "the path of a folder, of one line and without backslashes")
-    if not Path(value).expanduser().is_absolute():
-        raise ConfigError(name, value, 'an absolute path, or one that begins with "~"')
-
-
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _at_least(name: str, value: object, least: int, most: int = 1 << 31) -> None:
-    if not _is_int(value) or value < least:
-        raise ConfigError(name, value, f"a whole number from {least}")
-    if value > most:
-        raise ConfigError(name, value, f"a whole number from {least} to {most}")
-
-
-def _positive(name: str, value: object) -> None:
-    if not _is_number(value) or not value > 0:  # refuses NaN too
-        raise ConfigError(name, value, "a number of seconds above 0")
-
-
-def _one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(name, value, " or ".join(f'"{item}"' for item in allowed))
-
-
-def _one_line(name: str, value: object) -> None:
-    if value is not None and not (isinstance(value, str) and value and value.isprintable()):
-        raise ConfigError(name, value, "text of one line, or None")
+            at_least("cpus_per_node", self.cpus_per_node, 1)
+        check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)

@@ -1,4 +1,8 @@
-"""`ClusterEnv`: a `gymnasium.vector.VectorEnv` whose environments, and if wanted policy, run on workers."""
+"""`ClusterEnv`: a `gymnasium.vector.VectorEnv` whose environments, and if wanted policy, run on workers.
+
+The way of `step(actions)`: `stepping` sends each worker its rows by `head`; there `worker` gives them to its
+`pool`, each `runner` of that steps its `shard`; the answers come back as `batches` and are joined in `rows`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from clusterenv import reset_args
 from clusterenv.calling import OWN_METHODS, checked_name, checked_rows
+from clusterenv.checks import is_int
 from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.errors import ActionError, AgentError, ConfigError, StateError
 from clusterenv.facts import EnvFacts
@@ -124,8 +129,9 @@ class ClusterEnv(Launched):
         stepping, last_obs = run.stepping, run.stepping.last_obs
         assert last_obs is not None
         acted = self._call(lambda: run.acting.act(actions, last_obs))
+        run.send_recv.others_moved()
         step = stepping.stepped(acted.outcomes)
-        step[4].update(run.acting.masked(acted.info, self.num_envs))
+        step[4].update(acted.info)
         return self._as_asked(step)
 
     def step_async(self, actions: Nested) -> None:
@@ -133,9 +139,11 @@ class ClusterEnv(Launched):
         self._require_idle("step")
         if not _is_batch(actions):
             raise ActionError(f"step_async takes a batch of actions; for {type(actions).__name__} use step")
-        stepping = self._stepped_run().stepping
+        run = self._stepped_run()
+        stepping = run.stepping
         leaves = self._facts.layouts[1].batched_actions(actions, self.num_envs)
         pending = self._call(lambda: stepping.begin_step(leaves))
+        run.send_recv.others_moved()
         self._awaiting.begun("step", pending, lambda: stepping.finish_step(pending))
 
     def step_wait(self, timeout: float | None = None) -> Nested:
@@ -190,6 +198,7 @@ class ClusterEnv(Launched):
 
         Raises:
             ActionError, ConfigError, StateError: if something does not fit; nothing has moved.
+            EnvError: if an environment raised in what was sent before; see `recv`.
         """
         self._require_open()
         self._awaiting.refuse("send")
@@ -206,6 +215,7 @@ class ClusterEnv(Launched):
 
         Raises:
             StateError: if fewer are on their way.
+            EnvError: if an environment raised; `reset` or `async_reset` goes on.
         """
         self._require_open()
         self._awaiting.refuse("recv")
@@ -226,7 +236,7 @@ class ClusterEnv(Launched):
             StateError: if autoreset is disabled.
         """
         self._require_idle("rollout")
-        if not reset_args.is_int(num_steps) or not 1 <= num_steps <= MOST_STEPS:
+        if not is_int(num_steps) or not 1 <= num_steps <= MOST_STEPS:
             raise ConfigError("num_steps", num_steps, f"a whole number from 1 to {MOST_STEPS}")
         if self._facts.autoreset_mode is AutoresetMode.DISABLED:
             raise StateError("rollout resets environments as they end; autoreset_mode is DISABLED")
@@ -237,6 +247,7 @@ class ClusterEnv(Launched):
             self.reset(seed=self.config.seed)
         run = self._running()
         batch = self._call(lambda: run.acting.rollout(agent, int(num_steps)))
+        run.send_recv.others_moved()
         run.stepping.goes_on_from(batch.last_obs, batch.valid)
         return batch
 
@@ -251,7 +262,8 @@ class ClusterEnv(Launched):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """What a method of each environment returns, in their order; an attribute that is none is read.
 
-        Results are copies: arrays, text, numbers, None, and tuples, lists and dicts of them.
+        Results are copies: arrays, text, numbers, None, and tuples, lists and dicts of them. None stands for
+        an environment whose worker is lost.
 
         Raises:
             MissingAttribute: if an environment has nothing of that name.

@@ -9,6 +9,12 @@ from pathlib import Path
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
 
+def shortened(value: object, most: int = 200) -> str:
+    """`repr(value)` for a message, in at most `most` characters."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 class ClusterEnvError(Exception):
     """Root of every error that ClusterEnv raises on purpose."""
 
@@ -18,7 +24,7 @@ class ConfigError(ClusterEnvError, ValueError):
 
     def __init__(self, name: str, value: object, expected: str) -> None:
         """Say that setting `name` is `value` where `expected` is needed."""
-        super().__init__(f"{name} is {value!r}; expected {expected}")
+        super().__init__(f"{name} is {shortened(value, 1000)}; expected {expected}")
         self.name = name
         self.value = value
         self.expected = expected

@@ -14,8 +14,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import SpaceError
+from clusterenv.errors import SpaceError, UseAfterClose
 from clusterenv.layout import SpaceLayout
+from clusterenv.pickling import can_pickle
 from clusterenv.probe import ProbeResult, probe, probe_inline
 from clusterenv.sources import EnvFn, EnvSource, pickled
 from clusterenv.vector_spec import vector_spec
@@ -46,9 +47,9 @@ class EnvFacts:
         if self._config.observation_mode == "different" and "observation_space" not in vars(self):
             names.remove("observation_space")
         known = {name: getattr(self, name) for name in names} if self._env_fns or self.are_known else {}
-        if not _can_pickle(known.get("spec")):
+        if not can_pickle(known.get("spec"), pickle.dumps):
             known["spec"] = None
-        return _found, (known, self.autoreset_mode)
+        return _found, (known, self.autoreset_mode, self._config.observation_mode)
 
     @cached_property
     def source(self) -> EnvSource:
@@ -91,6 +92,8 @@ class EnvFacts:
             return self._given[0]
         if self._config.observation_mode == "same":
             return batch_space(self.single_observation_space, len(self._env_fns))
+        if not self._env_fns:
+            raise UseAfterClose("the batched observation space was not known when these were pickled")
         distinct = list({id(env_fn): env_fn for env_fn in self._env_fns}.values())
         seen = self._probed(partial(_Several, distinct)).single_observation_space
         assert isinstance(seen, gym.spaces.Tuple)
@@ -149,16 +152,11 @@ class _Several(gym.Env[Any, Any]):
         self.observation_space = gym.spaces.Tuple(spaces)
 
 
-def _can_pickle(value: object) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:  # noqa: BLE001  # wrappers of users may raise anything
-        return False
-    return True
-
-
-def _found(values: Mapping[str, Any], mode: AutoresetMode) -> EnvFacts:
+def _found(
+    values: Mapping[str, Any], mode: AutoresetMode, observation_mode: str | tuple[Space, Space]
+) -> EnvFacts:
     """Facts that need no environment any more."""
-    facts = EnvFacts((), EnvConfig(autoreset_mode=mode), (), inline=True)
+    config = EnvConfig(autoreset_mode=mode, observation_mode=observation_mode)
+    facts = EnvFacts((), config, (), inline=True)
     vars(facts).update(values)
     return facts

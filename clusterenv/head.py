@@ -7,18 +7,17 @@ own; everything else runs on the caller's thread.
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import LaunchError, SetupTimeout, StateError, UseAfterClose
-from clusterenv.peers import Peer, Processes, State, failed, listed, log_tails
+from clusterenv.errors import LaunchError, StateError, UseAfterClose
+from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply, Returned
+from clusterenv.peers import Peer, Processes, State, failed
 from clusterenv.policy import Snapshot
 from clusterenv.roster import CATCH_UP, Roster
 from clusterenv.transport import Envelope
@@ -26,6 +25,8 @@ from clusterenv.transport import messages as m
 
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=m.Message)
+CommandFor = Callable[[Peer], tuple[m.Message, Sequence[Any]]]
+"""What to send to a worker: message and frames."""
 
 POLL_S = 0.2
 """Seconds between two looks at processes and leases."""
@@ -38,58 +39,6 @@ class Link(Protocol):
         self, peer: bytes, message: m.Message, frames: Sequence[Any], *, incarnation: int, sequence: int
     ) -> int:
         """Queue a message and return its size in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply(Generic[M]):
-    """What one worker answered."""
-
-    peer: Peer
-    message: M
-    frames: list[memoryview]
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """A worker that is back: instead of an answer, the observations of its reset."""
-
-    peer: Peer
-    message: m.ResetReply
-    frames: list[memoryview]
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """A worker that did not answer because it is away; `just_lost` in the first call that shows it."""
-
-    peer: Peer
-    just_lost: bool
-
-
-Outcome = Reply[M] | Returned | Absent
-
-
-class Fresh(enum.Enum):
-    """What a call does with the observations of a worker that has come back."""
-
-    SHOW = "show"
-    """Gives them once instead of an answer; and shows each loss in a call of its own."""
-    SKIP = "skip"
-    """Goes on from them without a word."""
-    KEEP = "keep"
-    """Leaves them, and what was lost, to the next call."""
-
-
-@dataclass(slots=True, eq=False)
-class Pending(Generic[M]):
-    """A command that workers were sent and whose answers have not been taken."""
-
-    expected: type[M]
-    fresh: Fresh
-    sequence: int
-    asked: list[Peer] = field(default_factory=list)
-    outcomes: dict[int, Outcome[M]] = field(default_factory=dict)
-    """By rank."""
 
 
 class Head:
@@ -236,62 +185,28 @@ class Head:
         """
         with self._condition:
             begin = time.monotonic()
-            while not self._enough(least):
-                self._raise_start_failures()
-                waiting = self._roster.waiting
-                if queue_timeout_s is not None and waiting and time.monotonic() - begin > queue_timeout_s:
-                    raise SetupTimeout(
-                        f"worker {listed(sorted(waiting))} did not start within queue_timeout_s = "
-                        f"{queue_timeout_s:g} s: {next(iter(waiting.values()))}"
-                    )
+            while not self._roster.are_ready(least):
+                self._roster.raise_start_failures(time.monotonic() - begin, queue_timeout_s)
                 self._condition.wait(POLL_S)
             self._roster.begun = True
 
-    def _enough(self, least: int | None) -> bool:
-        """Whether all workers are ready, or `least` of them while all others are in a queue."""
-        ready = sum(peer.state is State.READY for peer in self.peers)
-        queued = [peer for peer in self.peers if peer.rank in self._roster.waiting]
-        wanted = len(self.peers) if least is None else max(least, len(self.peers) - len(queued))
-        return ready >= wanted
-
-    def _raise_start_failures(self) -> None:
-        processes = self._roster.processes
-        for peer in self.peers:
-            if peer.failure is not None:
-                raise failed(peer, peer.failure, processes)
-            if peer.loss is not None:
-                raise peer.loss
-        limits = {
-            State.STARTING: ("connect_timeout_s", self._config.connect_timeout_s, "reach the head"),
-            State.BUILDING: ("setup_timeout_s", self._config.setup_timeout_s, "build its environments"),
-        }
-        now = time.monotonic()
-        for state, (name, limit_s, what) in limits.items():
-            late = [p.rank for p in self.peers if p.state is state and now - p.since > limit_s]
-            if late:
-                raise SetupTimeout(
-                    f"worker {listed(late)} did not {what} within {name} = {limit_s:g} s"
-                    f"{log_tails(processes, late)}"
-                )
-
     def wait_present(self) -> None:
-        """Return when no worker is on its way; those in a queue or lost for good stay away."""
+        """Return when no worker is on its way; those in a queue or lost for good stay away.
+
+        Raises:
+            WorkerLost: as in `call`.
+        """
         on_the_way = (State.STARTING, State.BUILDING, State.RETURNING, State.AWAY)
         with self._condition:
             while any(p.state in on_the_way and p.rank not in self._roster.waiting for p in self.peers):
+                self._raise_losses()
                 self._condition.wait(POLL_S)
 
-    def call(
-        self,
-        command: Callable[[Peer], tuple[m.Message, Sequence[Any]]],
-        expected: type[M],
-        *,
-        fresh: Fresh = Fresh.SKIP,
-    ) -> list[Outcome[M]]:
+    def call(self, command: CommandFor, expected: type[M], *, fresh: Fresh = Fresh.SKIP) -> list[Outcome[M]]:
         """Send each worker its command and return, by rank, what became of it.
 
         Args:
-            command: what to send to a worker.
+            command: gives what to send to a worker.
             expected: the kind of answer.
             fresh: what to do with a worker that has come back.
 
@@ -319,7 +234,7 @@ class Head:
 
     def begin(
         self,
-        command: Callable[[Peer], tuple[m.Message, Sequence[Any]]],
+        command: CommandFor,
         expected: type[M],
         *,
         fresh: Fresh = Fresh.SKIP,
@@ -336,11 +251,7 @@ class Head:
             return self._begin(command, expected, fresh, self.peers if peers is None else peers)
 
     def _begin(
-        self,
-        command: Callable[[Peer], tuple[m.Message, Sequence[Any]]],
-        expected: type[M],
-        fresh: Fresh,
-        peers: Sequence[Peer],
+        self, command: CommandFor, expected: type[M], fresh: Fresh, peers: Sequence[Peer]
     ) -> Pending[M]:
         with self._condition:
             self._wait_for_one()

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from clusterenv import native, values
-from clusterenv.errors import ActionError, SpaceError
+from clusterenv.errors import ActionError, SpaceError, shortened
 
 Array = NDArray[Any]
 Key = str | int
@@ -384,8 +384,7 @@ def _as_array(value: object) -> Array | None:
 def _describe(value: object) -> str:
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype} of shape {value.shape}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    return f"{type(value).__name__} {shortened(value, 60)}"
 
 
 def _where(path: Path) -> str:

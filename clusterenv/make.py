@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from clusterenv.checks import is_int
 from clusterenv.env import ClusterEnv
 from clusterenv.errors import ConfigError
 from clusterenv.session import LauncherConfig
@@ -45,7 +46,7 @@ def make_vec(
     known = dict(id.kwargs) if isinstance(id, EnvSpec) else {}
     if num_envs is None:
         num_envs = known.get("num_envs", 1)
-    if not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1:
+    if not is_int(num_envs) or num_envs < 1:
         raise ConfigError("num_envs", num_envs, "a whole number from 1")
     wrappers = known.get("wrappers", ()) if wrappers is None else wrappers
     if not isinstance(wrappers, list | tuple) or not all(map(callable, wrappers)):
@@ -58,4 +59,4 @@ def make_vec(
     else:
         raise ConfigError("id", id, "the name of an environment or an EnvSpec")
     options = known.get("vector_kwargs", {}) if vector_kwargs is None else vector_kwargs
-    return ClusterEnv([factory] * num_envs, launcher, **options)
+    return ClusterEnv([factory] * int(num_envs), launcher, **options)

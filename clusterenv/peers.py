@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterenv.commands import KINDS
-from clusterenv.errors import ClusterEnvError, EnvError, LaunchError, MissingAttribute, WorkerLost
+from clusterenv.errors import ClusterEnvError, EnvError, LaunchError, WorkerLost
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
 
@@ -160,9 +160,9 @@ def lost(
 def failed(peer: Peer, failure: m.Failure, processes: Processes | None) -> ClusterEnvError:
     """The error for a failure that a worker reported."""
     where = f"worker {peer.rank} on {peer.host}"
-    if failure.kind in ("env", "attribute"):
-        env_error = MissingAttribute if failure.kind == "attribute" else EnvError
-        return env_error(
+    kind = KINDS.get(failure.kind, ClusterEnvError)
+    if issubclass(kind, EnvError):
+        return kind(
             f"{where}: {failure.message}",
             env_index=failure.env_index,
             action=failure.action,
@@ -171,7 +171,6 @@ def failed(peer: Peer, failure: m.Failure, processes: Processes | None) -> Clust
             host=peer.host,
         )
     if failure.kind in KINDS or failure.kind == "internal":
-        kind = KINDS.get(failure.kind, ClusterEnvError)
         return kind(f"{where}: {failure.message}\n\n{failure.traceback}".rstrip())
     if failure.kind in ("setup", "spaces"):
         return LaunchError(f"{where}: {failure.message}")

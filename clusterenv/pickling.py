@@ -22,7 +22,7 @@ def sendable(value: object, name: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        path, part = culprit(value, _can_pickle)
+        path, part = culprit(value, can_pickle)
         raise ConfigError(
             f"{name}{path}",
             part,
@@ -44,10 +44,11 @@ def culprit(value: object, can_pickle: Test) -> tuple[str, object]:
             return path, value
 
 
-def _can_pickle(value: object) -> bool:
+def can_pickle(value: object, dumps: Callable[[object], object] = cloudpickle.dumps) -> bool:
+    """Whether `dumps` makes bytes of `value`."""
     try:
-        cloudpickle.dumps(value)
-    except Exception:  # noqa: BLE001  # whatever it is, it is the reason looked for
+        dumps(value)
+    except Exception:  # noqa: BLE001  # reducers of a user's classes may raise anything
         return False
     return True
 

@@ -21,6 +21,7 @@ import gymnasium as gym
 
 from clusterenv.errors import EnvError, SetupTimeout
 from clusterenv.lifetime import describe_exit, end_with_parent, kill_tree
+from clusterenv.pickling import can_pickle
 from clusterenv.sources import require_env
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
@@ -144,9 +145,9 @@ def _describe(env: gym.Env[Any, Any]) -> ProbeResult:
         return ProbeResult(
             single_observation_space=env.observation_space,
             single_action_space=env.action_space,
-            metadata={key: value for key, value in env.metadata.items() if _travels(value)},
+            metadata={key: value for key, value in env.metadata.items() if can_pickle(value)},
             render_mode=env.render_mode,
-            spec=env.spec if _travels(env.spec) else None,
+            spec=env.spec if can_pickle(env.spec) else None,
         )
     except Exception as error:
         raise _env_error("an environment could not be described", error) from error
@@ -159,11 +160,3 @@ def _env_error(message: str, error: BaseException) -> EnvError:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     return EnvError(f"{message}: {type(error).__name__}: {error}", remote_traceback=text)
-
-
-def _travels(value: object) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:  # noqa: BLE001 - reducers of user classes may raise anything
-        return False
-    return True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterenv.checks import is_int
 from clusterenv.errors import ConfigError
 from clusterenv.pickling import sendable
 
@@ -45,11 +46,6 @@ def checked(
     )
 
 
-def is_int(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number, NumPy's included, and not a bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
     """One seed for each environment: s + i for an int s.
 
@@ -60,7 +56,7 @@ def seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | 
         return [None] * num_envs
     if is_int(seed):
         entries: list[Any] = [int(seed) + i for i in range(num_envs)]
-    elif isinstance(seed, list | tuple | np.ndarray):
+    elif isinstance(seed, list | tuple) or (isinstance(seed, np.ndarray) and seed.ndim):
         entries = [int(entry) if is_int(entry) else entry for entry in seed]
     else:
         raise ConfigError("seed", seed, "a whole number, a list with one entry for each environment, or None")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import LaunchError, WorkerLost
+from clusterenv.errors import LaunchError, SetupTimeout, WorkerLost
 from clusterenv.peers import (
     FATAL,
     Ended,
@@ -20,6 +20,8 @@ from clusterenv.peers import (
     State,
     failed,
     how_it_ended,
+    listed,
+    log_tails,
     lost,
     restart_delay_s,
 )
@@ -120,6 +122,42 @@ class Roster:
             peer.enter(State.READY)
         else:
             peer.enter(State.READY)
+
+    def are_ready(self, least: int | None) -> bool:
+        """Whether all workers are ready, or `least` of them while all others are in a queue."""
+        ready = sum(peer.state is State.READY for peer in self.peers)
+        queued = [peer for peer in self.peers if peer.rank in self.waiting]
+        wanted = len(self.peers) if least is None else max(least, len(self.peers) - len(queued))
+        return ready >= wanted
+
+    def raise_start_failures(self, waited_s: float, queue_timeout_s: float | None) -> None:
+        """Return if all is well `waited_s` after the start.
+
+        Raises:
+            SetupTimeout, EnvError, WorkerLost, LaunchError: if a worker is late, or has failed or ended.
+        """
+        for peer in self.peers:
+            if peer.failure is not None:
+                raise failed(peer, peer.failure, self.processes)
+            if peer.loss is not None:
+                raise peer.loss
+        limits = {
+            State.STARTING: ("connect_timeout_s", self._config.connect_timeout_s, "reach the head"),
+            State.BUILDING: ("setup_timeout_s", self._config.setup_timeout_s, "build its environments"),
+        }
+        now = time.monotonic()
+        for state, (name, limit_s, what) in limits.items():
+            late = [p.rank for p in self.peers if p.state is state and now - p.since > limit_s]
+            if late:
+                raise SetupTimeout(
+                    f"worker {listed(late)} did not {what} within {name} = {limit_s:g} s"
+                    f"{log_tails(self.processes, late)}"
+                )
+        if queue_timeout_s is not None and self.waiting and waited_s > queue_timeout_s:
+            raise SetupTimeout(
+                f"worker {listed(sorted(self.waiting))} did not start within queue_timeout_s = "
+                f"{queue_timeout_s:g} s: {next(iter(self.waiting.values()))}"
+            )
 
     # --- going ------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from clusterenv.layout import Nested, SpaceLayout
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]
+Ids = NDArray[np.int64]
+"""Global numbers of environments."""
 Info = tuple[int, dict[str, Any]]
 """Global number of an environment, and what it told."""
 StepReturn = tuple[Nested, NDArray[np.float64], Flags, Flags, dict[str, Any]]
@@ -24,7 +26,7 @@ StepReturn = tuple[Nested, NDArray[np.float64], Flags, Flags, dict[str, Any]]
 class Rows:
     """What a step gave in k environments of one worker."""
 
-    ids: NDArray[np.int64]  # [k] global numbers, ascending where they come from one worker
+    ids: Ids  # [k] ascending where they come from one worker
     obs: list[Array]  # leaves [k, ...]
     rewards: NDArray[np.float64]
     terminations: Flags
@@ -38,7 +40,7 @@ class Rows:
     """Whether their worker was lost instead."""
 
     @classmethod
-    def of(cls, batch: StepBatch, ids: NDArray[np.int64], layout: SpaceLayout) -> Rows:
+    def of(cls, batch: StepBatch, ids: Ids, layout: SpaceLayout) -> Rows:
         """The rows of a worker's step; `ids` are those of its environments that stepped."""
         ended = ids[batch.final_index].tolist()
         copies = [leaf.copy() for leaf in batch.final_obs]
@@ -56,7 +58,7 @@ class Rows:
     @classmethod
     def without_step(
         cls,
-        ids: NDArray[np.int64],
+        ids: Ids,
         obs: list[Array],
         *,
         lost: bool = False,

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv import adapters, calls, policy
+from clusterenv import adapters, policy, shard_calls
 from clusterenv.adapters import Acted, AgentAdapter
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.commands import (
@@ -37,24 +37,6 @@ from clusterenv.commands import (
 from clusterenv.errors import AgentError, EnvError, StateError
 from clusterenv.recording import Recording
 from clusterenv.shard import Shard
-
-__all__ = [
-    "Act",
-    "Collect",
-    "Command",
-    "Done",
-    "Evaluate",
-    "EvaluateBatch",
-    "Failed",
-    "LoadState",
-    "Reply",
-    "Reset",
-    "Runner",
-    "RunnerReady",
-    "RunnerSetup",
-    "SetAgent",
-    "Step",
-]
 
 Array = NDArray[Any]
 Nested = Any
@@ -134,11 +116,11 @@ class Runner:
         if command.noise_seed is not None:
             self._noise_seed = command.noise_seed
             self._steps[:] = 0
+        options = None if command.options is None else cloudpickle.loads(command.options)
         rows = slice(None) if command.mask is None else command.mask
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
         with self._envs() as shard:
-            options = None if command.options is None else cloudpickle.loads(command.options)
             batch = shard.reset(command.seeds, options, command.mask)
         self._was_reset = True
         return batch
@@ -161,11 +143,11 @@ class Runner:
 
     def _call(self, command: Call) -> CallBatch:
         with self._envs() as shard:
-            return calls.call(shard, command)
+            return shard_calls.call(shard, command)
 
     def _set_attr(self, command: SetAttr) -> Done:
         with self._envs() as shard:
-            calls.set_attr(shard, command)
+            shard_calls.set_attr(shard, command)
         return Done()
 
     # --- commands of the agent -----------------------------------------------------------------------------

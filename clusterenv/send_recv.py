@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from clusterenv.batches import ResetBatch
 from clusterenv.errors import ClusterEnvError, StateError
-from clusterenv.head import POLL_S, Fresh, Head, Outcome, Pending, Reply, Returned
+from clusterenv.head import POLL_S, Head
 from clusterenv.layout import SpaceLayout
+from clusterenv.outcomes import Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer, State
 from clusterenv.reset_args import ResetArgs
-from clusterenv.rows import Rows, StepReturn, decoded, gymnasium_step
+from clusterenv.rows import Ids, Rows, StepReturn, decoded
 from clusterenv.stepping import Stepping, action_frames, step_batch
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
-Ids = NDArray[np.int64]
 
 
 class At(enum.IntEnum):
@@ -93,11 +93,10 @@ class SendRecv:
     def reset(self, args: ResetArgs) -> None:
         """All environments are being reset; what was on its way is forgotten."""
         self.stop()
-        self._seen[:] = Seen.PRESENT
-        self._at[:] = At.WORKER
         self._stepping.last_obs = [self._obs.zeros(peer.num_envs) for peer in self._head.peers]
         for peer in self._head.peers:
             self._work[peer.rank] = _Work(self._stepping.begin_reset(args, [peer]), _ids(peer))
+            self._at[peer.rows] = At.WORKER
 
     def stop(self) -> None:
         """Nothing is on its way any more: workers have finished, and what they gave is forgotten."""
@@ -109,10 +108,15 @@ class SendRecv:
                     with contextlib.suppress(ClusterEnvError):
                         self._head.finish(work.pending)
         self._done.clear()
-        self._back.clear()
         self._at[:] = At.CALLER
         self._last_ids = np.arange(len(self._at), dtype=np.int64)
         self._failed = False
+        self.others_moved()
+
+    def others_moved(self) -> None:
+        """A reset, step or rollout of all has told, or will tell, what became of the workers."""
+        self._seen[:] = Seen.PRESENT
+        self._back.clear()
 
     # --- send and recv ----------------------------------------------------------------------------------
 
@@ -120,7 +124,7 @@ class SendRecv:
         """The environments that actions are for; without `ids` those received last, all after a reset.
 
         Raises:
-            StateError: if one of them is not the caller's to send.
+            StateError: if one of them is not the caller's to send, or has ended and is not reset by itself.
         """
         self._refuse_failed()
         ids = self._last_ids if ids is None else ids
@@ -129,6 +133,7 @@ class SendRecv:
             raise StateError(
                 f"environments {elsewhere.tolist()} are on their way; send actions for those that recv gave"
             )
+        self._stepping.refuse_ended(ids)
         return ids
 
     def send(self, leaves: Sequence[Array], ids: Ids) -> None:
@@ -156,7 +161,7 @@ class SendRecv:
         while sum(map(len, self._done)) < self._batch_size:
             self._go_on(POLL_S)
         parts = self._taken()
-        step = gymnasium_step(parts, self._obs)
+        step = self._stepping.gymnasium_step(parts)
         self._last_ids = np.concatenate([part.ids for part in parts])
         self._at[self._last_ids] = At.CALLER
         everyone = np.ones(len(self._last_ids), np.bool_)
@@ -225,7 +230,7 @@ class SendRecv:
         """What became of a worker's command for environments `ids`."""
         peer = outcome.peer
         if isinstance(outcome, Reply):
-            self._deliver(self._rows(outcome, ids))
+            self._deliver(peer, self._rows(outcome, ids))
             return
         own = _ids(peer)
         if isinstance(outcome, Returned):
@@ -247,29 +252,25 @@ class SendRecv:
         """Environments that wait for a worker that was lost get their rows from what is known of it."""
         lost, away = (ids[self._seen[ids] == seen] for seen in (Seen.LOST, Seen.AWAY))
         if lost.size:
-            self._deliver(Rows.without_step(lost, self._known(peer, lost), lost=True))
+            self._deliver(peer, Rows.without_step(lost, self._known(peer, lost), lost=True))
             self._seen[lost] = Seen.AWAY
         back = self._back.get(peer.rank)
         if away.size and back is not None:
             infos = [row for row in decoded(back.infos) if row[0] in set(away.tolist())]
             obs = [leaf[away - peer.first_env] for leaf in back.obs]
-            self._deliver(Rows.without_step(away, obs, infos=infos))
+            self._deliver(peer, Rows.without_step(away, obs, infos=infos))
             self._seen[away] = Seen.PRESENT
         elif away.size and peer.state is State.GONE:
-            self._deliver(Rows.without_step(away, self._known(peer, away)))
+            self._deliver(peer, Rows.without_step(away, self._known(peer, away)))
 
-    def _deliver(self, rows: Rows) -> None:
-        """Rows are ready to be received."""
+    def _deliver(self, peer: Peer, rows: Rows) -> None:
+        """Rows of a worker are ready to be received."""
         assert self._stepping.last_obs is not None
-        for peer in self._head.peers:
-            own = (rows.ids >= peer.rows.start) & (rows.ids < peer.rows.stop)
-            if not own.any():
-                continue
-            leaves = self._stepping.last_obs[peer.rank]
-            if not all(leaf.flags.writeable for leaf in leaves):  # as a reset or step of all left them
-                leaves = self._stepping.last_obs[peer.rank] = [leaf.copy() for leaf in leaves]
-            for leaf, news in zip(leaves, rows.obs, strict=True):
-                leaf[rows.ids[own] - peer.first_env] = news[own]
+        leaves = self._stepping.last_obs[peer.rank]
+        if not all(leaf.flags.writeable for leaf in leaves):  # as a reset or step of all left them
+            leaves = self._stepping.last_obs[peer.rank] = [leaf.copy() for leaf in leaves]
+        for leaf, news in zip(leaves, rows.obs, strict=True):
+            leaf[rows.ids - peer.first_env] = news
         self._at[rows.ids] = At.DONE
         self._done.append(rows)
 

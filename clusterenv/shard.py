@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv.batches import ResetBatch, StepBatch, absent_step
-from clusterenv.errors import EnvError, SpaceError, StateError
+from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
+from clusterenv.errors import EnvError, SpaceError, StateError, shortened
 from clusterenv.infos import encode_infos
 from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.sources import require_env
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 _NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32})
 _OBSERVATION = "observation of environment"
-_ENV_ERRORS = (Exception, SystemExit)  # environments with a window exit when it is closed
+ENV_ERRORS = (Exception, SystemExit)
+"""What environments raise: those with a window exit when it is closed."""
 
 
 class Shard:
@@ -120,7 +121,7 @@ class Shard:
         if self.autoreset_mode is AutoresetMode.DISABLED:
             ended = self.ended & asked
             self._refuse(ended, 'have ended an episode: reset them with options={"reset_mask": mask}')
-        batch = absent_step([], len(rows))
+        batch = unmoved_step(len(rows))
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         final_index: list[int] = []
         final_obs: list[Any] = []
@@ -191,7 +192,7 @@ class Shard:
                     final_rows.append(row)
                     final_obs.append(_snapshot(rows[row]))
                     self._reset_row(row)
-        except _ENV_ERRORS as error:
+        except ENV_ERRORS as error:
             self._pack(rows, self.obs)
             if isinstance(error, EnvError):  # of the reset
                 raise
@@ -247,7 +248,7 @@ class Shard:
             self._rows[row], info = self.envs[row].reset(
                 seed=seed, options=None if options is None else dict(options)
             )
-        except _ENV_ERRORS as error:
+        except ENV_ERRORS as error:
             raise self._failure(row, "reset", error) from error
         self.unready[row] = False
         self.ended[row] = False
@@ -261,7 +262,7 @@ class Shard:
             batch.rewards[place] = reward if type(reward) in _NUMBERS else _number(reward)
             batch.terminations[place] = bool(terminated)
             batch.truncations[place] = bool(truncated)
-        except _ENV_ERRORS as error:
+        except ENV_ERRORS as error:
             raise self._failure(row, "step", error, action) from error
         self._rows[row] = observation
         self.ended[row] = batch.terminations[place] or batch.truncations[place]
@@ -274,7 +275,7 @@ class Shard:
     def _failure(self, row: int, call: str, error: Exception | SystemExit, action: object = None) -> EnvError:
         """What the environment of `row` raised, once the row is marked as in need of a reset."""
         self.unready[row] = True
-        text = _shortened(action) if call == "step" else None
+        text = shortened(action) if call == "step" else None
         doing = f"step with action {text}" if text else call
         return EnvError(
             f"{self.name_of(row)} failed in {doing}: {say(error)}",
@@ -304,7 +305,7 @@ class Shard:
 def _build(env_fn: Callable[[], Env], index: int) -> Env:
     try:
         env = env_fn()
-    except _ENV_ERRORS as error:
+    except ENV_ERRORS as error:
         raise EnvError(
             f"environment {index} could not be made: {say(error)}",
             env_index=index,
@@ -323,7 +324,7 @@ def _blocks(rows: Sequence[tuple[int, Info]]) -> list[bytes]:
     for index, info in rows:
         if not isinstance(info, dict | Mapping):  # dict first: it is the one that is quick to check
             raise EnvError(
-                f"info of environment {index} is {_shortened(info)}; expected a dict", env_index=index
+                f"info of environment {index} is {shortened(info)}; expected a dict", env_index=index
             )
     filled = [(index, info) for index, info in rows if info]
     return [encode_infos(filled)] if filled else []
@@ -336,7 +337,7 @@ def _snapshot(obs: Nested) -> Nested:
 def _number(reward: object) -> float:
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise TypeError(f"reward is {_shortened(reward)}; expected a number or an array of size 1")
+        raise TypeError(f"reward is {shortened(reward)}; expected a number or an array of size 1")
     return float(array.item())
 
 
@@ -351,8 +352,3 @@ def say(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - its own text may fail too
         return f"{type(error).__name__}, whose text cannot be made"
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."

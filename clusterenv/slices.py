@@ -25,6 +25,7 @@ from clusterenv.commands import (
     Step,
 )
 from clusterenv.errors import SpaceError
+from clusterenv.sources import EnvSource
 
 Array = NDArray[Any]
 M = TypeVar("M")
@@ -127,14 +128,15 @@ def merge_ready(ready: Sequence[RunnerReady], slices: Sequence[slice]) -> Runner
 
 def _dealt(setup: RunnerSetup, rows: slice) -> RunnerSetup:
     """The part of `setup` for some rows, with only the blobs that they use."""
-    used = setup.env_blob_of[rows]
-    numbers = {blob: number for number, blob in enumerate(dict.fromkeys(used))}
+    count = rows.stop - rows.start
+    source = EnvSource(blobs=setup.env_blobs, blob_of=setup.env_blob_of)
+    blobs, blob_of = source.part(rows.start, count)
     return dataclasses.replace(
         setup,
         first_env=setup.first_env + rows.start,
-        num_envs=rows.stop - rows.start,
-        env_blobs=[setup.env_blobs[blob] for blob in numbers],
-        env_blob_of=[numbers[blob] for blob in used],
+        num_envs=count,
+        env_blobs=blobs,
+        env_blob_of=blob_of,
     )
 
 

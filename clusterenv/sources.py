@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import ConfigError, EnvError
+from clusterenv.errors import ConfigError, EnvError, shortened
 from clusterenv.pickling import sendable
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
@@ -25,8 +25,8 @@ class EnvSource:
     def part(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
         """The blobs that a slice of environments needs, and which one each uses."""
         used = self.blob_of[first : first + count]
-        kept = sorted(set(used))
-        return [self.blobs[i] for i in kept], [kept.index(i) for i in used]
+        numbers = {blob: number for number, blob in enumerate(dict.fromkeys(used))}
+        return [self.blobs[blob] for blob in numbers], [numbers[blob] for blob in used]
 
 
 def require_env(env: object, maker: str) -> gym.Env[Any, Any]:
@@ -44,9 +44,7 @@ def require_env(env: object, maker: str) -> gym.Env[Any, Any]:
             "runs environments of one agent: wrap it in a gymnasium.Env whose action and observation spaces "
             "hold those of all agents"
         )
-    text = repr(env)
-    seen = text if len(text) <= 200 else f"{text[:197]}..."
-    raise EnvError(f"{maker} returned {seen}; expected a gymnasium.Env")
+    raise EnvError(f"{maker} returned {shortened(env)}; expected a gymnasium.Env")
 
 
 def deal(num_envs: int, workers: int) -> list[int]:

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from clusterenv.batches import ActBatch, Buffer, FrameReader, ResetBatch, StepBatch, frames_of
 from clusterenv.errors import StateError
-from clusterenv.head import Absent, Fresh, Head, Outcome, Pending, Reply, Returned
+from clusterenv.head import Head
 from clusterenv.infos import batch_infos
 from clusterenv.layout import Nested, SpaceLayout
+from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.reset_args import ResetArgs
-from clusterenv.rows import Rows, StepReturn, decoded, gymnasium_step, joined_obs
+from clusterenv.rows import Ids, Rows, StepReturn, decoded, gymnasium_step, joined_obs
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
@@ -76,16 +77,17 @@ class Stepping:
 
     # --- step -------------------------------------------------------------------------------------------
 
-    def refuse_ended(self) -> None:
-        """Return if every environment can step.
+    def refuse_ended(self, ids: Ids | slice = slice(None)) -> None:
+        """Return if every environment, or every one of `ids` [k], can step.
 
         Raises:
             StateError: if not.
         """
-        if self._mode is AutoresetMode.DISABLED and self._ended.any():
-            rows = np.flatnonzero(self._ended).tolist()
+        if self._mode is AutoresetMode.DISABLED and self._ended[ids].any():
+            rows = np.flatnonzero(self._ended)
+            asked = rows if isinstance(ids, slice) else np.intersect1d(rows, ids)
             raise StateError(
-                f"environments {rows} have ended and autoreset is disabled; reset them with "
+                f"environments {asked.tolist()} have ended and autoreset is disabled; reset them with "
                 "reset(options={'reset_mask': mask}) first"
             )
 
@@ -110,9 +112,13 @@ class Stepping:
         """What Gymnasium's `step` returns, from what became of each worker, by rank."""
         parts = [self._rows(outcome, peer) for outcome, peer in zip(outcomes, self._head.peers, strict=True)]
         self.last_obs = [part.obs for part in parts]
+        return self.gymnasium_step(parts)
+
+    def gymnasium_step(self, parts: Sequence[Rows]) -> StepReturn:
+        """What the caller gets for some rows; those that ended are remembered."""
         step = gymnasium_step(parts, self._obs)
-        if self._mode is not AutoresetMode.SAME_STEP:
-            self._ended = step[2] | step[3]
+        for part in parts:
+            self._ended[part.ids] = part.terminations | part.truncations
         return step
 
     def _rows(self, outcome: StepBatch | ActBatch | Returned | Absent, peer: Peer) -> Rows:
@@ -139,8 +145,11 @@ class Stepping:
 
 
 def action_frames(leaves: Sequence[Array], rows: slice | Array) -> list[Buffer]:
-    """The frames of a StepCommand: some rows of action leaves [N, ...]."""
-    return frames_of([np.ascontiguousarray(leaf[rows]) for leaf in leaves])
+    """The frames of a StepCommand: some rows of action leaves [N, ...].
+
+    They are copies, since what is sent must not change before it was read, and the caller may use its arrays.
+    """
+    return frames_of([np.array(leaf[rows], order="C") for leaf in leaves])
 
 
 def step_batch(reply: Reply[m.StepReply], obs: SpaceLayout, num_rows: int) -> StepBatch:

@@ -62,7 +62,7 @@ def encode(value: object) -> bytes:
     try:
         return pack(plain(value, 0, plain_dict))
     except UnsupportedValue:
-        where, kind = _culprit(value)
+        where, kind = _culprit(value, 0)
         raise UnsupportedValue(kind, where) from None
 
 
@@ -211,8 +211,11 @@ def _ext(code: int, content: Plain) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(code, pack(content))
 
 
-def _culprit(value: object) -> tuple[str, str]:
-    """Where in `value` the first part is that does not travel, and of what type."""
+def _culprit(value: object, depth: int) -> tuple[str, str]:
+    """Where in `value`, at `depth`, the first part is that does not travel, and of what type."""
+    too_deep = f"{type(value).__qualname__}, nested too deeply"
+    if depth > _MAX_DEPTH:  # such as a list that holds itself
+        return "", too_deep
     if isinstance(value, Mapping):
         for key in value:
             try:
@@ -228,13 +231,13 @@ def _culprit(value: object) -> tuple[str, str]:
         try:
             plain(part, 0, plain_dict)
         except UnsupportedValue:
-            where, kind = _culprit(part)
+            where, kind = _culprit(part, depth + 1)
             return place + where, kind
     try:
         plain(value, 0, plain_dict)
     except UnsupportedValue as unsupported:
         return "", unsupported.kind
-    return "", f"{type(value).__qualname__}, nested too deeply"
+    return "", too_deep
 
 
 # --- from bytes ---------------------------------------------------------------------------------------------

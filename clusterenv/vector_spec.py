@@ -50,22 +50,22 @@ def vector_spec(
 def factory_of(spec: EnvSpec, wrappers: Sequence[Any], env_kwargs: Mapping[str, Any]) -> EnvFactory:
     """What makes one environment of a spec, which may be that of a vector."""
     own = {key: value for key, value in spec.kwargs.items() if key not in OF_VECTOR}
-    return EnvFactory(spec.id, SpecSource(replace_kwargs(spec, own)), dict(env_kwargs), tuple(wrappers))
-
-
-def replace_kwargs(spec: EnvSpec, kwargs: Mapping[str, Any]) -> EnvSpec:
-    """A copy of `spec` with other kwargs."""
-    other = deepcopy(spec)
-    other.kwargs = dict(kwargs)
-    return other
+    return EnvFactory(spec.id, SpecSource(_with_kwargs(spec, own)), dict(env_kwargs), tuple(wrappers))
 
 
 def _of_factory(factory: EnvFactory) -> EnvSpec | None:
     """The spec of one environment of a factory, without its wrappers."""
     if isinstance(factory.source, SpecSource):
-        return replace_kwargs(factory.source.spec, {**factory.source.spec.kwargs, **factory.env_kwargs})
+        return _with_kwargs(factory.source.spec, {**factory.source.spec.kwargs, **factory.env_kwargs})
     try:  # an environment that Gymnasium does not know: it is given its maker
         maker: Any = replace(factory, wrappers=())
         return EnvSpec(factory.name, maker, order_enforce=False, disable_env_checker=True)
     except Error:  # a name that is no id of Gymnasium's
         return None
+
+
+def _with_kwargs(spec: EnvSpec, kwargs: Mapping[str, Any]) -> EnvSpec:
+    """A copy of `spec` with other kwargs."""
+    other = deepcopy(spec)
+    other.kwargs = dict(kwargs)
+    return other

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterenv import native, values
-from clusterenv.batches import ActBatch, Buffer, Fragment, FrameReader, ResetBatch, StepBatch
+from clusterenv import values
+from clusterenv.batches import ActBatch, Fragment, FrameReader, ResetBatch, StepBatch
+from clusterenv.behaviour_policy import BehaviourPolicy
 from clusterenv.commands import (
     Act,
     Call,
@@ -25,28 +25,15 @@ from clusterenv.commands import (
     Collect,
     Command,
     Done,
-    Evaluate,
-    EvaluateBatch,
     Failed,
-    LoadState,
     Reset,
     RunnerSetup,
     SetAgent,
     SetAttr,
     Step,
 )
-from clusterenv.config import SyncConfig
-from clusterenv.distributions import Family, Kind
 from clusterenv.errors import ClusterEnvError, DeadlineError, EnvError, RunnerLost
 from clusterenv.layout import SpaceLayout
-from clusterenv.policy_sync import (
-    Decision,
-    ReferenceSamples,
-    SyncReason,
-    decide,
-    mean_divergence,
-    sample_size,
-)
 from clusterenv.transport import messages as m
 
 if TYPE_CHECKING:
@@ -62,27 +49,6 @@ MakePool = Callable[[RunnerSetup, int], "Pool"]
 Starting = Callable[[], AbstractContextManager[None]]
 
 
-@dataclass(slots=True)
-class Acting:
-    """The policy that this worker acts with, and how it came by it."""
-
-    version: int | None = None
-    synced_at: float = 0.0
-    kl: float = 0.0
-    checks: int = 0
-    syncs_by_reason: dict[str, int] = field(default_factory=dict)
-
-    def info(self) -> m.PolicyInfo:
-        """What travels with each batch."""
-        return m.PolicyInfo(
-            policy_version=self.version or 0,
-            kl=self.kl,
-            sync_count=sum(self.syncs_by_reason.values()),
-            syncs_by_reason=dict(self.syncs_by_reason),
-            checks=self.checks,
-        )
-
-
 class Worker:
     """Carries out one command after the other over a pool, each answered under its sequence number."""
 
@@ -94,13 +60,10 @@ class Worker:
         self._send = send
         self._make_pool = make_pool
         self._starting = starting
-        self._acting = Acting()
+        self._policy = BehaviourPolicy(self._run, lambda request: send(request, (), 0))
         self._commands: deque[tuple[int, m.Message, list[Any]]] = deque()
         self._then: Callable[[Any], None] | None = None
-        self._awaited_weights: Callable[[m.WeightsReply, list[Any]], None] | None = None
         self._sequence = 0
-        self._fragment = 0
-        self._samples = ReferenceSamples()
         self._action_layout: SpaceLayout | None = None
         self.steps = 0
         self.pool: Pool | None = None
@@ -120,9 +83,7 @@ class Worker:
             self._send(m.Goodbye(reason=message.reason), (), sequence)
             self._end(message.reason)
         elif isinstance(message, m.WeightsReply):
-            if self._awaited_weights is not None:
-                proceed, self._awaited_weights = self._awaited_weights, None
-                proceed(message, frames)
+            self._policy.on_weights(message, frames)
         elif not isinstance(message, m.HeartbeatAck):
             self._commands.append((sequence, message, frames))
             self._next_command()
@@ -169,6 +130,7 @@ class Worker:
 
     def _start(self, welcome: m.Welcome, frames: list[Any]) -> None:
         self.welcome = welcome
+        self._policy.start(welcome)
         setup = RunnerSetup(
             first_env=welcome.first_env,
             num_envs=welcome.num_envs,
@@ -192,12 +154,13 @@ class Worker:
             self._refuse_setup("setup", error, None, "")
         else:
             self._action_layout = ready.action_layout
+            threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
             self._send(
                 m.Ready(
                     obs_digest=ready.obs_digest,
                     action_digest=ready.action_digest,
                     pids=self.pool.pids(),
-                    threads=int(os.environ.get("OMP_NUM_THREADS", "0") or 0),
+                    threads=int(threads) if threads.isdecimal() else 0,
                 ),
                 (),
                 0,
@@ -226,14 +189,13 @@ class Worker:
             blobs = values.split(frames[0], message.num_values)
             self._run(SetAttr(name=message.name, values=blobs, mask=_mask(message.mask)), self._done)
         elif isinstance(message, m.AgentMessage):
-            self._acting.version = None
-            self._samples.clear()
+            self._policy.forget()
             self._run(SetAgent(blob=bytes(frames[0])), self._done)
         elif isinstance(message, m.ActCommand):
-            self._freshen(message, frames, lambda: self._run(Act(), self._acted))
+            self._policy.freshen(message, frames, partial(self._run, Act(), self._acted))
         elif isinstance(message, m.RolloutCommand):
-            steps = message.num_steps
-            self._freshen(message, frames, lambda: self._run(Collect(num_steps=steps), self._collected))
+            act = partial(self._run, Collect(num_steps=message.num_steps), self._collected)
+            self._policy.freshen(message, frames, act)
 
     def _reset(self, message: m.ResetCommand, frames: list[Any]) -> None:
         command = Reset(
@@ -294,7 +256,7 @@ class Worker:
     def _acted(self, batch: ActBatch) -> None:
         self.steps += len(batch.log_probs)
         reply = m.ActReply(
-            policy=self._acting.info(),
+            policy=self._policy.info(),
             num_final=len(batch.step.final_index),
             infos=batch.step.infos,
             final_infos=batch.step.final_infos,
@@ -302,23 +264,11 @@ class Worker:
         self._answer(reply, batch.frames())
 
     def _collected(self, fragment: Fragment) -> None:
-        assert self.welcome is not None
         self.steps += fragment.rewards.size
-        self._fragment += 1
-        if fragment.params is not None and fragment.family is not None:
-            rows = native.sample_rows(
-                fragment.valid.reshape(-1),
-                sample_size(self.welcome.n_ref, self.welcome.num_workers),
-                seed=self.welcome.noise_seed,
-                rank=self.welcome.rank,
-                fragment=self._fragment,
-            )
-            theta = fragment.params.reshape(-1, fragment.family.num_params)[rows]
-            self._samples.put(self._fragment, fragment.policy_version, fragment.family, theta)
         family = fragment.family
         reply = m.FragmentReply(
-            policy=self._acting.info(),
-            fragment=self._fragment,
+            policy=self._policy.info(),
+            fragment=self._policy.keep_sample(fragment),
             num_steps=fragment.num_steps,
             num_final=len(fragment.final_index),
             episodes=[
@@ -329,99 +279,6 @@ class Worker:
             family_sizes=[] if family is None else list(family.sizes),
         )
         self._answer(reply, fragment.frames())
-
-    # --- AAPS -------------------------------------------------------------------------------------------
-
-    def _freshen(
-        self, message: m.ActCommand | m.RolloutCommand, frames: list[Any], act: Callable[[], None]
-    ) -> None:
-        """Pull weights if the rule asks for it, then `act`."""
-        if message.has_weights:
-            self._load(message.version, frames[-1], SyncReason.BROADCAST, act)
-            return
-        reference = message.reference
-        if reference is None or self._acting.version == message.version:
-            self._settle(message.version, None, act)
-        elif isinstance(message, m.RolloutCommand):
-            theta = self._samples.get(reference.sample, self._acting.version, _family(reference))
-            self._compare(message.version, reference, theta, frames[0], act)
-        else:
-            self._run(
-                Evaluate(),
-                lambda batch: self._compare(
-                    message.version, reference, self._current(batch, reference), frames[0], act
-                ),
-            )
-
-    def _current(self, batch: EvaluateBatch, reference: m.Reference) -> np.ndarray[Any, Any] | None:
-        """θ_u on the sampled rows of the current observations; None when it cannot be compared."""
-        assert self.welcome is not None
-        if batch.params is None or batch.family != _family(reference):
-            return None
-        rows = native.sample_rows(
-            np.ones(len(batch.params), dtype=np.bool_),
-            sample_size(self.welcome.n_ref, self.welcome.num_workers),
-            seed=self.welcome.noise_seed,
-            rank=self.welcome.rank,
-            fragment=reference.sample,
-        )
-        theta: np.ndarray[Any, Any] = batch.params[rows]
-        return theta
-
-    def _compare(
-        self,
-        version: int,
-        reference: m.Reference,
-        theta_u: np.ndarray[Any, Any] | None,
-        frame: Buffer,
-        act: Callable[[], None],
-    ) -> None:
-        family = _family(reference)
-        divergence = None
-        if theta_u is not None and len(theta_u) == reference.rows:
-            shape = (reference.rows, family.num_params)
-            theta_v = np.frombuffer(frame, dtype=np.float32).reshape(shape)
-            divergence = mean_divergence(family, theta_u, theta_v)
-            self._acting.checks += 1
-            self._acting.kl = divergence
-        self._settle(version, divergence, act)
-
-    def _settle(self, version: int, divergence: float | None, act: Callable[[], None]) -> None:
-        decision = self._decide(version, divergence)
-        if not decision.pull or decision.reason is None:
-            act()
-            return
-        reason = decision.reason
-        self._awaited_weights = lambda reply, frames: self._load(reply.version, frames[0], reason, act)
-        self._send(m.PullRequest(have_version=self._acting.version or 0, reason=reason.value), (), 0)
-
-    def _decide(self, version: int, divergence: float | None) -> Decision:
-        welcome = self.welcome
-        assert welcome is not None
-        return decide(
-            SyncConfig(
-                kl_threshold=welcome.kl_threshold,
-                max_lag=welcome.max_lag,
-                max_age_s=welcome.max_age_s,
-                min_interval=welcome.min_interval,
-                sync=welcome.sync,
-                n_ref=welcome.n_ref,
-            ),
-            acting_version=self._acting.version,
-            published_version=version,
-            divergence=divergence,
-            age_s=time.monotonic() - self._acting.synced_at,
-        )
-
-    def _load(self, version: int, payload: Buffer, reason: SyncReason, act: Callable[[], None]) -> None:
-        def loaded(_: Done) -> None:
-            acting = self._acting
-            acting.version = version
-            acting.synced_at = time.monotonic()
-            acting.syncs_by_reason[reason.value] = acting.syncs_by_reason.get(reason.value, 0) + 1
-            act()
-
-        self._run(LoadState(version=version, state=bytes(payload)), loaded)
 
     def _end(self, reason: str, exit_code: int = 0) -> None:
         self.closing = reason
@@ -435,10 +292,6 @@ def _end_of(text: str) -> str:
 
 def _mask(mask: list[bool] | None) -> Mask | None:
     return None if mask is None else np.array(mask, dtype=np.bool_)
-
-
-def _family(reference: m.Reference) -> Family:
-    return Family(Kind(reference.family), tuple(reference.family_sizes))
 
 
 def granted_cores(environ: Mapping[str, str]) -> int:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import batch_space
 
 from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import (
@@ -468,6 +469,22 @@ def test_env_pickles_to_a_closed_stub() -> None:
         assert stub.closed
         with pytest.raises(UseAfterClose):
             stub.reset()
+
+
+@pytest.mark.parametrize("mode", ["same", "different", "given"])
+def test_stub_has_the_spaces_of_its_observation_mode(mode: str) -> None:
+    single = spaces.Box(-99, 9999, (1,), np.float32)
+    given = (batch_space(single, 2), single)
+    with ClusterEnv(TERM_TRUNC, SERIAL, observation_mode=given if mode == "given" else mode) as env:
+        early = pickle.loads(pickle.dumps(env))
+        assert early.single_observation_space == env.single_observation_space
+        if mode == "different":  # to find it out every callable would have to be built
+            with pytest.raises(UseAfterClose, match="was not known"):
+                _ = early.observation_space
+        else:
+            assert early.observation_space == env.observation_space
+        expected = env.observation_space
+        assert pickle.loads(pickle.dumps(env)).observation_space == expected
 
 
 def test_dropped_env_ends_its_workers() -> None:

@@ -22,7 +22,8 @@ from clusterenv.errors import (
     UseAfterClose,
     WorkerLost,
 )
-from clusterenv.head import Fresh, Head, Reply, Returned
+from clusterenv.head import Head
+from clusterenv.outcomes import Fresh, Reply, Returned
 from clusterenv.peers import Ended, State, restart_delay_s
 from clusterenv.policy import Snapshot
 from clusterenv.roster import derived_seed
@@ -508,3 +509,16 @@ def test_worker_that_falls_silent_while_it_builds_is_lost_after_its_lease() -> N
         assert wire.head is not None
         with beating(wire, b"w0"), pytest.raises(WorkerLost, match=r"worker 1 .*sent nothing for"):
             wire.head.wait_ready()
+
+
+def test_close_while_a_reset_waits_for_a_worker_ends_it_with_a_sentence() -> None:
+    with wired(connect_timeout_s=60) as wire:
+        head = start(wire).head
+        assert head is not None
+        wire.processes.gone[1] = Ended(1, None)
+        until(lambda: wire.processes.respawned == [(1, 1)])
+        closing = threading.Timer(0.1, head.say_goodbye, ("closed", 0.1))
+        closing.start()
+        with pytest.raises(UseAfterClose, match="closed while a call was in progress"):
+            head.wait_present()
+        closing.join()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterenv.batches import EpisodeRecord, Fragment, StepBatch, absent_step
+from clusterenv.batches import EpisodeRecord, Fragment, StepBatch, unmoved_step
 from clusterenv.commands import (
     Act,
     Call,
@@ -111,7 +111,8 @@ def test_commands_for_some_rows_are_split_by_them() -> None:
 
 def test_steps_of_some_rows_are_merged_by_their_places() -> None:
     def part(rows: int, final: list[int]) -> StepBatch:
-        batch = absent_step([np.zeros((rows, 2))], rows)
+        batch = unmoved_step(rows)
+        batch.obs = [np.zeros((rows, 2))]
         batch.final_index = np.array(final, np.int64)
         batch.final_obs = [np.zeros((len(final), 2))]
         return batch

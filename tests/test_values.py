@@ -63,6 +63,12 @@ def _deep(levels: int) -> Any:
     return value
 
 
+def _holding_itself() -> Any:
+    value: dict[str, Any] = {"a": 1}
+    value["own"] = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
@@ -75,6 +81,7 @@ def _deep(levels: int) -> Any:
         ("\ud800", "it is of type str"),
         (np.random.Generator(np.random.MT19937(1)), "it is of type MT19937"),
         (_deep(40), "of type list"),
+        (_holding_itself(), "nested too deeply"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isascii() else "",
 )

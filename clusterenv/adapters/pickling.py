@@ -17,7 +17,7 @@ import numpy as np
 
 from clusterenv.adapters.base import Agent, Array
 from clusterenv.errors import AgentError
-from clusterenv.pickling import culprit
+from clusterenv.pickling import can_pickle, culprit
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ def dumps(agent: object, left_out: Iterable[torch.Tensor] = ()) -> bytes:
     try:
         return PYTHON.encode() + b"\n" + _pickled(agent, blanks)
     except Exception as error:
-        path, part = culprit(agent, lambda value: _can_pickle(value, blanks))
+        path, part = culprit(agent, lambda value: can_pickle(value, lambda part: _pickled(part, blanks)))
         raise AgentError(
             f"the agent cannot be sent to workers: agent{path} ({type(part).__name__}) cannot be pickled: "
             f"{error}"
@@ -169,11 +169,3 @@ def _blank(shape: tuple[int, ...], dtype: torch.dtype, parameter: bool, requires
 
     tensor = torch.zeros(shape, dtype=dtype)
     return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
-
-
-def _can_pickle(value: object, blanks: set[int]) -> bool:
-    try:
-        _pickled(value, blanks)
-    except Exception:  # noqa: BLE001  # whatever it is, it is the reason looked for
-        return False
-    return True

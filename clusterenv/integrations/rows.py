@@ -29,6 +29,15 @@ def info_rows(infos: Mapping[str, Any], num_envs: int) -> list[Info]:
     return rows
 
 
+def single_obs(obs: Any, row: int) -> Any:  # noqa: ANN401
+    """A copy of one observation of a batch."""
+    if isinstance(obs, dict):
+        return {key: single_obs(part, row) for key, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(single_obs(part, row) for part in obs)
+    return obs[row].copy()
+
+
 def _values(column: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
     """One value for each row: of Python where `column` holds numbers or objects, else an array."""
     if column.ndim > 1:

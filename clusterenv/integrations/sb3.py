@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from clusterenv.config import EnvConfig
 from clusterenv.env import ClusterEnv
 from clusterenv.errors import ConfigError, EnvError
-from clusterenv.integrations.rows import Info, info_rows
+from clusterenv.integrations.rows import Info, info_rows, single_obs
 from clusterenv.session import LauncherConfig
 from clusterenv.sources import EnvFn
 
@@ -108,7 +108,7 @@ class ClusterVecEnv(VecEnv):
                 final_obs = infos[row].pop("final_obs")
                 infos[row] = infos[row].pop("final_info")
             else:  # its worker was lost
-                final_obs = _row(obs, row)
+                final_obs = single_obs(obs, row)
             infos[row]["terminal_observation"] = final_obs
         for row, info in enumerate(infos):
             info["TimeLimit.truncated"] = bool(truncated[row] and not terminated[row])
@@ -193,12 +193,3 @@ def _derived(kind: type[object]) -> Iterator[type[object]]:
     yield kind
     for child in kind.__subclasses__():
         yield from _derived(child)
-
-
-def _row(obs: VecEnvObs, row: int) -> Any:  # noqa: ANN401
-    """A copy of one observation of a batch."""
-    if isinstance(obs, dict):
-        return {key: part[row].copy() for key, part in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(part[row].copy() for part in obs)
-    return obs[row].copy()

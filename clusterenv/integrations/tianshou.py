@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from clusterenv.config import EnvConfig
 from clusterenv.env import ClusterEnv
 from clusterenv.errors import ConfigError, SpaceError
-from clusterenv.integrations.rows import Info, info_rows
+from clusterenv.integrations.rows import Info, info_rows, single_obs
 from clusterenv.session import LauncherConfig
 from clusterenv.sources import EnvFn
 
@@ -89,7 +89,8 @@ class ClusterVectorEnv(BaseVectorEnv):
             options = {**(options or {}), "reset_mask": mask}
         seed = kwargs.pop("seed", None)
         obs, infos = self.env.reset(seed=[seed] * self.env_num, options=options, **kwargs)
-        return _observations(obs, ids), _objects([info_rows(infos, self.env_num)[i] for i in ids])
+        rows = info_rows(infos, self.env_num)
+        return _observations(obs, ids), _objects([rows[i] for i in ids])
 
     def step(self, action: Any, id: Ids = None) -> StepReturn:  # noqa: ANN401
         """What one step of the environments `id` (all without) gives, in their order."""
@@ -163,15 +164,9 @@ def _stepped(step: tuple[Any, ...], rows: list[int], ids: list[int]) -> StepRetu
 def _observations(obs: Any, rows: list[int]) -> Array:  # noqa: ANN401
     """Rows of a batch; of a Dict as an array of dicts."""
     if isinstance(obs, dict):
-        return _objects([_single(obs, row) for row in rows])
+        return _objects([single_obs(obs, row) for row in rows])
     picked: Array = obs[rows]
     return picked
-
-
-def _single(obs: Any, row: int) -> Any:  # noqa: ANN401
-    return (
-        {key: _single(part, row) for key, part in obs.items()} if isinstance(obs, dict) else obs[row].copy()
-    )
 
 
 def _objects(values: Sequence[Info]) -> Array:

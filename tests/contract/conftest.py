@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from clusterenv import ClusterEnv, LocalConfig
+from clusterenv import ClusterEnv
 from tests.contract.gadgets import wrapped
-from tests.contract.vectors import NUM_ENVS, TRANSPORTS, WORKERS
+from tests.contract.vectors import NUM_ENVS, TRANSPORTS
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -17,9 +17,3 @@ def gadgets(request: pytest.FixtureRequest) -> Iterator[ClusterEnv]:
     """Five gadgets, each in a wrapper."""
     with ClusterEnv([partial(wrapped, i) for i in range(NUM_ENVS)], TRANSPORTS[request.param]) as env:
         yield env
-
-
-@pytest.fixture(params=WORKERS)
-def workers(request: pytest.FixtureRequest) -> LocalConfig:
-    """Every layout of processes."""
-    return WORKERS[request.param]

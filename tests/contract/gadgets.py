@@ -54,6 +54,15 @@ class Gadget(Count):
         time.sleep(seconds)
         return self.index
 
+    @property
+    def broken(self) -> Any:
+        raise ValueError("on purpose")
+
+    def itself(self) -> Any:
+        value: list[Any] = []
+        value.append(value)
+        return value
+
     def odd(self) -> Any:
         return {"deep": [1, {2, 3}]}
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv
 
@@ -16,7 +17,7 @@ from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import EnvError, StateError
 from tests.contract.gadgets import wrapped
 from tests.contract.vectors import NUM_ENVS, SERIAL, TWO_WORKERS
-from tests.envs import Count, Fails
+from tests.envs import Count, Echo, Fails
 
 pytestmark = pytest.mark.process
 
@@ -64,6 +65,28 @@ def test_closed_environments_say_so_whatever_is_called(launcher: LocalConfig) ->
             call()
     assert env.closed
     assert env.single_action_space.n == 2  # what was known stays known
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_actions_may_be_changed_while_the_environments_step() -> None:
+    space = spaces.Box(-1, 1, (1 << 20,), np.float32)
+    with ClusterEnv([partial(Echo, space)] * 2, TWO_WORKERS) as env:
+        env.reset(seed=0)
+        for _ in range(3):
+            actions = np.ones((2, 1 << 20), np.float32)
+            env.step_async(actions)
+            actions[:] = -1
+            assert (env.step_wait()[0] == 1).all()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_close_does_not_wait_for_a_call_that_is_pending() -> None:
+    env = ClusterEnv([partial(wrapped, i) for i in range(NUM_ENVS)], TWO_WORKERS)
+    env.reset(seed=0)
+    env.call_async("sleep", 100.0)
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 30
 
 
 def test_step_before_reset_is_refused_in_both_halves() -> None:

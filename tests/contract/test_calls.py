@@ -13,7 +13,7 @@ from gymnasium.spaces import GraphInstance
 from gymnasium.vector import SyncVectorEnv
 
 from clusterenv import ClusterEnv
-from clusterenv.errors import ConfigError, EnvError, MissingAttribute
+from clusterenv.errors import ClusterEnvError, ConfigError, EnvError, MissingAttribute
 from tests.contract.gadgets import wrapped
 from tests.contract.vectors import NUM_ENVS
 from tests.contract.walking import assert_same
@@ -123,6 +123,34 @@ def test_environment_that_raises_is_named_with_its_traceback(gadgets: ClusterEnv
         gadgets.call("fail", 3)
     assert raised.value.env_index == 3
     assert "gadgets.py" in raised.value.remote_traceback
+
+
+def test_property_that_raises_is_an_error_of_its_environment(gadgets: ClusterEnv) -> None:
+    with pytest.raises(
+        EnvError, match="environment 0 failed when asked for 'broken': ValueError: on purpose"
+    ):
+        gadgets.get_attr("broken")
+
+
+class Unloadable:
+    """Something that can be pickled and not unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("nine",)
+
+
+def test_argument_that_workers_cannot_unpickle_leaves_the_environments_alone(gadgets: ClusterEnv) -> None:
+    with pytest.raises(EnvError, match="arguments of 'echo' cannot be unpickled on the worker: ValueError"):
+        gadgets.call("echo", Unloadable())
+    with pytest.raises(EnvError, match="environment 0 failed when 'gravity' was set: ValueError"):
+        gadgets.set_attr("gravity", Unloadable())
+    with pytest.raises(ClusterEnvError, match="nine"):
+        gadgets.reset(options={"what": Unloadable()})
+
+
+def test_result_that_holds_itself_is_refused(gadgets: ClusterEnv) -> None:
+    with pytest.raises(EnvError, match=r"what 'itself' gave.*nested too deeply"):
+        gadgets.call("itself")
 
 
 def test_result_that_cannot_travel_is_refused_with_its_path(gadgets: ClusterEnv) -> None:

@@ -209,6 +209,27 @@ def test_batch_size_and_mode_that_cannot_work_are_refused() -> None:
         env.async_reset()
 
 
+def test_ended_environment_is_refused_before_any_moves_when_autoreset_is_disabled(
+    launcher: LocalConfig,
+) -> None:
+    ends = [9, 2, 9, 2, 9]
+    with ClusterEnv([partial(Count, n) for n in ends], launcher, autoreset_mode="Disabled") as env:
+        env.reset(seed=0)
+        for _ in range(2):
+            env.send(np.zeros(NUM_ENVS, np.int64))
+            env.recv()
+        for move in (env.step, env.send, lambda actions: env.send(actions, range(NUM_ENVS))):
+            with pytest.raises(StateError, match=r"environments \[1, 3\] have ended"):
+                move(np.zeros(NUM_ENVS, np.int64))
+        with pytest.raises(StateError, match=r"environments \[3\] have ended"):
+            env.send(np.zeros(2, np.int64), [3, 2])
+        assert env.get_attr("t") == (2,) * NUM_ENVS
+        env.reset(options={"reset_mask": np.array(ends) == 2})
+        env.send(np.zeros(NUM_ENVS, np.int64))
+        env.recv()
+        assert env.get_attr("t") == (3, 1, 3, 1, 3)
+
+
 def test_environment_that_raises_is_named_and_a_reset_goes_on(launcher: LocalConfig) -> None:
     env_fns = [partial(Fails, "step", 2) if i == 4 else partial(Count, 9) for i in range(NUM_ENVS)]
     with ClusterEnv(env_fns, launcher) as env:
@@ -261,6 +282,31 @@ def test_killed_worker_shows_its_loss_in_its_rows_and_comes_back() -> None:
             env.send(np.zeros(2, np.int64))
         assert dict(lost) == {2: 1, 3: 1}
         assert {env_id: count for env_id, count in back.items() if count} == {2: 1, 3: 1}
+
+
+@pytest.mark.parametrize("between", ["reset", "step"])
+def test_send_goes_on_after_a_loss_that_lockstep_has_mended(between: str) -> None:
+    zeros = np.zeros(4, np.int64)
+    with ClusterEnv([partial(Count, 10**6)] * 4, TWO_WORKERS, lease_s=3) as env:
+        env.async_reset(seed=0)
+        info = env.recv()[4]
+        os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while not info.get("worker_lost", np.zeros(1)).any():
+            assert time.monotonic() < deadline
+            env.send(zeros)
+            info = env.recv()[4]
+        while env.stats()["workers"][1]["state"] != "ready":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        if between == "reset":
+            env.reset()
+        else:
+            assert env.step(zeros)[4]["valid"].tolist() == [True, True, False, False]
+        before = env.get_attr("t")
+        env.send(zeros)
+        assert "valid" not in env.recv()[4]
+        assert env.get_attr("t") == tuple(t + 1 for t in before)
 
 
 def test_dropped_worker_leaves_rows_that_are_not_valid() -> None:

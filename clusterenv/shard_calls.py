@@ -11,7 +11,7 @@ import cloudpickle
 from clusterenv import values
 from clusterenv.commands import Call, CallBatch, SetAttr
 from clusterenv.errors import EnvError, MissingAttribute
-from clusterenv.shard import Shard, say
+from clusterenv.shard import ENV_ERRORS, Shard, say
 
 
 def call(shard: Shard, command: Call) -> CallBatch:
@@ -22,8 +22,9 @@ def call(shard: Shard, command: Call) -> CallBatch:
     Raises:
         MissingAttribute: if an environment has none of that name.
         EnvError: if an environment raises, or gives what does not travel; those before it were called.
+            Or if the arguments cannot be unpickled here; none was called.
     """
-    args, kwargs = cloudpickle.loads(command.arguments)
+    args, kwargs = _arguments(command)
     results = []
     for row in shard.rows_of(command.mask):
         shard.progress += 1
@@ -51,8 +52,19 @@ def set_attr(shard: Shard, command: SetAttr) -> None:
         shard.progress += 1
         try:
             shard.envs[row].set_wrapper_attr(command.name, cloudpickle.loads(blob))
-        except Exception as error:
+        except ENV_ERRORS as error:
             raise _failure(EnvError, shard, row, f"when {command.name!r} was set", error) from error
+
+
+def _arguments(command: Call) -> tuple[Sequence[object], Mapping[str, Any]]:
+    try:
+        args, kwargs = cloudpickle.loads(command.arguments)
+    except ENV_ERRORS as error:
+        raise EnvError(
+            f"the arguments of {command.name!r} cannot be unpickled on the worker: {say(error)}",
+            remote_traceback="".join(traceback.format_exception(error)),
+        ) from error
+    return args, kwargs
 
 
 def _call_one(shard: Shard, row: int, name: str, args: Sequence[object], kwargs: Mapping[str, Any]) -> object:
@@ -60,11 +72,13 @@ def _call_one(shard: Shard, row: int, name: str, args: Sequence[object], kwargs:
         attribute = shard.envs[row].get_wrapper_attr(name)
     except AttributeError as error:
         raise _failure(MissingAttribute, shard, row, f"when asked for {name!r}", error) from error
+    except ENV_ERRORS as error:
+        raise _failure(EnvError, shard, row, f"when asked for {name!r}", error) from error
     if not callable(attribute):
         return attribute
     try:
         return attribute(*args, **kwargs)
-    except (Exception, SystemExit) as error:
+    except ENV_ERRORS as error:
         raise _failure(EnvError, shard, row, f"in {name!r}", error) from error
 
 

@@ -1,0 +1,172 @@
+"""The policy that a worker acts with: compared with the newest, and replaced when it is too old (AAPS)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clusterenv import native
+from clusterenv.batches import Buffer, Fragment
+from clusterenv.commands import Command, Done, Evaluate, EvaluateBatch, LoadState
+from clusterenv.config import SyncConfig
+from clusterenv.distributions import Family, Kind
+from clusterenv.policy_sync import (
+    Decision,
+    ReferenceSamples,
+    SyncReason,
+    decide,
+    mean_divergence,
+    sample_size,
+)
+from clusterenv.transport import messages as m
+
+Theta = NDArray[np.float32]
+Act = Callable[[], None]
+Run = Callable[[Command, Callable[[Any], None]], None]
+Pull = Callable[[m.PullRequest], None]
+
+
+class BehaviourPolicy:
+    """Knows the version that the runners act with, and sees to it that it is fresh before they act."""
+
+    def __init__(self, run: Run, pull: Pull) -> None:
+        """No agent yet; `run(command, then)` lets the runners work, `pull` asks the head for weights."""
+        self._run = run
+        self._pull = pull
+        self._welcome: m.Welcome | None = None
+        self._version: int | None = None
+        self._synced_at = 0.0
+        self._kl = 0.0
+        self._checks = 0
+        self._syncs_by_reason: dict[str, int] = {}
+        self._fragment = 0
+        self._samples = ReferenceSamples()
+        self._awaited_weights: Callable[[m.WeightsReply, Sequence[Any]], None] | None = None
+
+    def start(self, welcome: m.Welcome) -> None:
+        """The head's rule for pulls is known."""
+        self._welcome = welcome
+
+    def info(self) -> m.PolicyInfo:
+        """What travels with each batch."""
+        return m.PolicyInfo(
+            policy_version=self._version or 0,
+            kl=self._kl,
+            sync_count=sum(self._syncs_by_reason.values()),
+            syncs_by_reason=dict(self._syncs_by_reason),
+            checks=self._checks,
+        )
+
+    def forget(self) -> None:
+        """Another agent comes, whose versions and distributions are not comparable."""
+        self._version = None
+        self._samples.clear()
+
+    def keep_sample(self, fragment: Fragment) -> int:
+        """The number of this fragment, under which a later comparison finds what the policy said there."""
+        self._fragment += 1
+        if fragment.params is not None and fragment.family is not None:
+            rows = self._sampled(fragment.valid.reshape(-1), self._fragment)
+            theta = fragment.params.reshape(-1, fragment.family.num_params)[rows]
+            self._samples.put(self._fragment, fragment.policy_version, fragment.family, theta)
+        return self._fragment
+
+    def freshen(self, message: m.ActCommand | m.RolloutCommand, frames: Sequence[Any], act: Act) -> None:
+        """Pull weights if the rule asks for it, then `act`."""
+        if message.has_weights:
+            self._load(message.version, frames[-1], SyncReason.BROADCAST, act)
+            return
+        reference = message.reference
+        if reference is None or self._version == message.version:
+            self._settle(message.version, None, act)
+        elif isinstance(message, m.RolloutCommand):
+            theta = self._samples.get(reference.sample, self._version, _family(reference))
+            self._compare(message.version, reference, theta, frames[0], act)
+        else:
+            self._run(
+                Evaluate(),
+                lambda batch: self._compare(
+                    message.version, reference, self._current(batch, reference), frames[0], act
+                ),
+            )
+
+    def on_weights(self, reply: m.WeightsReply, frames: Sequence[Any]) -> None:
+        """The weights that were asked for have come; others are not needed."""
+        if self._awaited_weights is not None:
+            proceed, self._awaited_weights = self._awaited_weights, None
+            proceed(reply, frames)
+
+    def _current(self, batch: EvaluateBatch, reference: m.Reference) -> Theta | None:
+        """θ_u on the sampled rows of the current observations; None when it cannot be compared."""
+        if batch.params is None or batch.family != _family(reference):
+            return None
+        theta: Theta = batch.params[self._sampled(np.ones(len(batch.params), np.bool_), reference.sample)]
+        return theta
+
+    def _sampled(self, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
+        """The rows that the head samples too."""
+        assert self._welcome is not None
+        return native.sample_rows(
+            valid,
+            sample_size(self._welcome.n_ref, self._welcome.num_workers),
+            seed=self._welcome.noise_seed,
+            rank=self._welcome.rank,
+            fragment=number,
+        )
+
+    def _compare(
+        self, version: int, reference: m.Reference, theta_u: Theta | None, frame: Buffer, act: Act
+    ) -> None:
+        family = _family(reference)
+        divergence = None
+        if theta_u is not None and len(theta_u) == reference.rows:
+            shape = (reference.rows, family.num_params)
+            theta_v = np.frombuffer(frame, dtype=np.float32).reshape(shape)
+            divergence = mean_divergence(family, theta_u, theta_v)
+            self._checks += 1
+            self._kl = divergence
+        self._settle(version, divergence, act)
+
+    def _settle(self, version: int, divergence: float | None, act: Act) -> None:
+        decision = self._decide(version, divergence)
+        if not decision.pull or decision.reason is None:
+            act()
+            return
+        reason = decision.reason
+        self._awaited_weights = lambda reply, frames: self._load(reply.version, frames[0], reason, act)
+        self._pull(m.PullRequest(have_version=self._version or 0, reason=reason.value))
+
+    def _decide(self, version: int, divergence: float | None) -> Decision:
+        welcome = self._welcome
+        assert welcome is not None
+        return decide(
+            SyncConfig(
+                kl_threshold=welcome.kl_threshold,
+                max_lag=welcome.max_lag,
+                max_age_s=welcome.max_age_s,
+                min_interval=welcome.min_interval,
+                sync=welcome.sync,
+                n_ref=welcome.n_ref,
+            ),
+            acting_version=self._version,
+            published_version=version,
+            divergence=divergence,
+            age_s=time.monotonic() - self._synced_at,
+        )
+
+    def _load(self, version: int, payload: Buffer, reason: SyncReason, act: Act) -> None:
+        def loaded(_: Done) -> None:
+            self._version = version
+            self._synced_at = time.monotonic()
+            self._syncs_by_reason[reason.value] = self._syncs_by_reason.get(reason.value, 0) + 1
+            act()
+
+        self._run(LoadState(version=version, state=bytes(payload)), loaded)
+
+
+def _family(reference: m.Reference) -> Family:
+    return Family(Kind(reference.family), tuple(reference.family_sizes))
