@@ -159,6 +159,7 @@ class SendRecv:
             )
         self._go_on(0.0)
         while sum(map(len, self._done)) < self._batch_size:
+            self._fill_with_absent()
             self._go_on(POLL_S)
         parts = self._taken()
         step = self._stepping.gymnasium_step(parts)
@@ -262,6 +263,17 @@ class SendRecv:
             self._seen[away] = Seen.PRESENT
         elif away.size and peer.state is State.GONE:
             self._deliver(peer, Rows.without_step(away, self._known(peer, away)))
+
+    def _fill_with_absent(self) -> None:
+        """Rows of absent workers hold what was last seen, once the others cannot fill a batch."""
+        absent = (self._at == At.WAITING) & (self._seen == Seen.AWAY)
+        others = np.count_nonzero(self._at != At.CALLER) - np.count_nonzero(absent)
+        if not 0 < others < self._batch_size:
+            return
+        for peer in self._head.peers:
+            ids = _ids(peer)[absent[peer.rows]]
+            if ids.size and peer.state is not State.READY:
+                self._deliver(peer, Rows.without_step(ids, self._known(peer, ids)))
 
     def _deliver(self, peer: Peer, rows: Rows) -> None:
         """Rows of a worker are ready to be received."""

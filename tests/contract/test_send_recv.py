@@ -284,6 +284,33 @@ def test_killed_worker_shows_its_loss_in_its_rows_and_comes_back() -> None:
         assert {env_id: count for env_id, count in back.items() if count} == {2: 1, 3: 1}
 
 
+def test_batch_that_needs_a_lost_worker_comes_without_it_until_it_is_back() -> None:
+    zeros = np.zeros(4, np.int64)
+    with ClusterEnv([partial(Count, 10**6)] * 4, TWO_WORKERS, lease_s=3) as env:
+        env.async_reset(seed=0)
+        env.recv()
+        os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
+        lost, without, last, steps = 0, 0, -1.0, 0
+        deadline = time.monotonic() + 90
+        while not (without and last >= 1.0):
+            assert time.monotonic() < deadline
+            env.send(zeros)
+            obs, _, _, _, info = env.recv()
+            steps += 1
+            rows = {env_id: row for row, env_id in enumerate(info["env_id"].tolist())}
+            assert obs[rows[0], 0] == steps
+            valid = "valid" not in info or info["valid"][rows[3]]
+            if not valid and info["worker_lost"][rows[3]]:
+                lost += 1
+            elif not valid:
+                without += 1
+            elif lost:
+                assert obs[rows[3], 0] == last + 1.0
+            last = obs[rows[3], 0] if lost else -1.0
+        assert lost == 1
+        assert without > 1  # of which the last has the observation of the reset
+
+
 @pytest.mark.parametrize("between", ["reset", "step"])
 def test_send_goes_on_after_a_loss_that_lockstep_has_mended(between: str) -> None:
     zeros = np.zeros(4, np.int64)
