@@ -51,7 +51,7 @@ def set_attr(shard: Shard, command: SetAttr) -> None:
         shard.progress += 1
         try:
             shard.envs[row].set_wrapper_attr(command.name, cloudpickle.loads(blob))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _failure(EnvError, shard, row, f"when {command.name!r} was set", error) from error
 
 
@@ -60,6 +60,8 @@ def _call_one(shard: Shard, row: int, name: str, args: Sequence[object], kwargs:
         attribute = shard.envs[row].get_wrapper_attr(name)
     except AttributeError as error:
         raise _failure(MissingAttribute, shard, row, f"when asked for {name!r}", error) from error
+    except (Exception, SystemExit) as error:
+        raise _failure(EnvError, shard, row, f"when asked for {name!r}", error) from error
     if not callable(attribute):
         return attribute
     try:

@@ -54,8 +54,17 @@ class Gadget(Count):
         time.sleep(seconds)
         return self.index
 
+    @property
+    def broken(self) -> int:
+        raise ValueError("on purpose")
+
     def odd(self) -> Any:
         return {"deep": [1, {2, 3}]}
+
+    def endless(self) -> Any:
+        value: list[Any] = []
+        value.append(value)
+        return value
 
 
 class Outer(gym.Wrapper):

@@ -125,6 +125,18 @@ def test_environment_that_raises_is_named_with_its_traceback(gadgets: ClusterEnv
     assert "gadgets.py" in raised.value.remote_traceback
 
 
+def test_property_that_raises_is_named_and_leaves_the_environments_as_they_were(gadgets: ClusterEnv) -> None:
+    with pytest.raises(
+        EnvError, match="environment 0 failed when asked for 'broken': ValueError: on purpose"
+    ):
+        gadgets.get_attr("broken")
+
+
+def test_result_that_holds_itself_is_refused(gadgets: ClusterEnv) -> None:
+    with pytest.raises(EnvError, match=r"environment 0: what 'endless' gave.*of type list nested 32 deep"):
+        gadgets.call("endless")
+
+
 def test_result_that_cannot_travel_is_refused_with_its_path(gadgets: ClusterEnv) -> None:
     with pytest.raises(EnvError, match=r"environment 0: what 'odd' gave.*\['deep'\]\[1\] is of type set"):
         gadgets.call("odd")
