@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -339,6 +341,8 @@ def test_actions_reach_the_environments_as_they_were_given(space: gym.Space) -> 
         (np.array([[2]]), 2.0),
         ([1.5], 1.5),
         (float("nan"), float("nan")),
+        (Fraction(1, 4), 0.25),
+        (Decimal("1.5"), 1.5),
     ],
     ids=repr,
 )
