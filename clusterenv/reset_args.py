@@ -60,7 +60,7 @@ def seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | 
         return [None] * num_envs
     if is_int(seed):
         entries: list[Any] = [int(seed) + i for i in range(num_envs)]
-    elif isinstance(seed, list | tuple | np.ndarray):
+    elif isinstance(seed, list | tuple) or (isinstance(seed, np.ndarray) and seed.ndim):
         entries = [int(entry) if is_int(entry) else entry for entry in seed]
     else:
         raise ConfigError("seed", seed, "a whole number, a list with one entry for each environment, or None")

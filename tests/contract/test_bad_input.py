@@ -28,6 +28,7 @@ pytestmark = pytest.mark.process
 MASK = np.array([True, False, True, False, True])
 BAD: list[tuple[str, Callable[[ClusterEnv], Any]]] = [
     ("seed", lambda env: env.reset(seed="seven")),
+    ("seed", lambda env: env.reset(seed=np.array(5))),
     ("seed", lambda env: env.reset_async(seed=[1, 2])),
     ("seed", lambda env: env.async_reset(seed=2.5)),
     ("options", lambda env: env.reset(options=[1])),
@@ -44,6 +45,7 @@ BAD: list[tuple[str, Callable[[ClusterEnv], Any]]] = [
     ("actions", lambda env: env.step([0, 1, "left", 0, 0])),
     ("actions", lambda env: env.step({"a": 1})),
     ("actions", lambda env: env.step(None)),
+    ("actions", lambda env: env.step(torch.zeros(5, dtype=torch.int64, device="meta"))),
     ("actions", lambda env: env.step_async(3)),
     ("actions", lambda env: env.step_async(torch.zeros(5))),
     ("methods", lambda env: env.step(object())),
@@ -129,6 +131,7 @@ def test_every_public_call_has_bad_input_here_or_takes_none() -> None:
         (spaces.Tuple([spaces.Discrete(2), spaces.Graph(spaces.Discrete(2), None)]), ([0, 1],)),
         (spaces.Box(-1, 1, (2,)), np.zeros((2, 3))),
         (spaces.Box(0, 255, (1,), np.uint8), np.full((2, 1), 300)),
+        (spaces.Box(-1, 1, (1,)), np.full((2, 1), 1e300)),
         (spaces.MultiDiscrete([2, 3]), [[0, 1], [0]]),
     ],
     ids=str,
