@@ -211,7 +211,7 @@ class Shard:
         for index, env in enumerate(envs, self.first_env):
             try:
                 env.close()
-            except Exception:
+            except _ENV_ERRORS:
                 logger.exception("environment %d raised in close", index)
 
     def _common_spaces(self, same_bounds: bool) -> tuple[gym.Space[Any], gym.Space[Any]]:

@@ -661,15 +661,16 @@ def test_shard_without_environments_is_refused() -> None:
         Shard([], first_env=0, autoreset_mode=NEXT_STEP)
 
 
+@pytest.mark.parametrize("raised", [RuntimeError("on purpose"), SystemExit(3)], ids=repr)
 def test_close_closes_all_even_if_one_raises_and_may_be_called_again(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, raised: BaseException
 ) -> None:
     closed: list[int] = []
 
     class Closes(Count):
         def close(self) -> None:
             if self.n == 1:
-                raise RuntimeError("on purpose")
+                raise raised
             closed.append(self.n)
 
     shard = Shard([partial(Closes, 1), partial(Closes, 2)], first_env=3, autoreset_mode=NEXT_STEP)
