@@ -10,6 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from clusterenv.env import ClusterEnv
 from clusterenv.errors import ConfigError
+from clusterenv.reset_args import is_int
 from clusterenv.session import LauncherConfig
 from clusterenv.sources import EnvFn
 from clusterenv.vector_spec import factory_of
@@ -45,8 +46,11 @@ def make_vec(
     known = dict(id.kwargs) if isinstance(id, EnvSpec) else {}
     if num_envs is None:
         num_envs = known.get("num_envs", 1)
-    if not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1:
+    if not is_int(num_envs) or num_envs < 1:
         raise ConfigError("num_envs", num_envs, "a whole number from 1")
+    if "vectorization_mode" in env_kwargs:
+        mode = env_kwargs["vectorization_mode"]
+        raise ConfigError("vectorization_mode", mode, "no such argument: environments run on workers")
     wrappers = known.get("wrappers", ()) if wrappers is None else wrappers
     if not isinstance(wrappers, list | tuple) or not all(map(callable, wrappers)):
         raise ConfigError("wrappers", wrappers, "a list of callables that wrap an environment")
@@ -58,4 +62,4 @@ def make_vec(
     else:
         raise ConfigError("id", id, "the name of an environment or an EnvSpec")
     options = known.get("vector_kwargs", {}) if vector_kwargs is None else vector_kwargs
-    return ClusterEnv([factory] * num_envs, launcher, **options)
+    return ClusterEnv([factory] * int(num_envs), launcher, **options)

@@ -169,6 +169,7 @@ def test_constructor_refuses_what_makes_no_environments(arguments: tuple[Any, ..
         (("CartPole-v1", 0), {}, "num_envs"),
         (("CartPole-v1", True), {}, "num_envs"),
         (("CartPole-v1", 2), {"wrappers": 3}, "wrappers"),
+        (("CartPole-v1", 2), {"vectorization_mode": "async"}, "vectorization_mode .* run on workers"),
         (("CartPole-v1", 2), {"vector_kwargs": {"nope": 1}}, "nope"),
         (("CartPole-v1", 1, TWO_WORKERS), {}, "callables"),
     ],
