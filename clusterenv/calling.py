@@ -45,12 +45,11 @@ def checked_rows(indices: object, num_envs: int, name: str = "indices") -> Rows:
         return np.arange(num_envs, dtype=np.int64)
     listed = [indices] if is_int(indices) else indices
     expected = f"different numbers from 0 to {num_envs - 1}"
-    if not isinstance(listed, list | tuple | range | np.ndarray) or not all(map(is_int, listed)):
+    if not isinstance(listed, list | tuple | range) and not (isinstance(listed, np.ndarray) and listed.ndim):
         raise ConfigError(name, indices, expected)
-    rows = np.array(list(listed), dtype=np.int64)
-    if len(np.unique(rows)) != len(rows) or ((rows < 0) | (rows >= num_envs)).any():
+    if not all(is_int(row) and 0 <= row < num_envs for row in listed) or len(set(listed)) != len(listed):
         raise ConfigError(name, indices, expected)
-    return rows
+    return np.array(listed, dtype=np.int64)
 
 
 class Calling:
