@@ -207,6 +207,22 @@ def test_environment_of_several_agents_is_refused_with_one_sentence(launcher: Lo
     assert "ClusterEnv runs environments of one agent: wrap it in a gymnasium.Env" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "read", [lambda env: env.observation_space, lambda env: env.reset()], ids=["spaces", "reset"]
+)
+def test_environment_without_spaces_is_refused(read: Callable[[ClusterEnv], Any]) -> None:
+    class Spaceless(Echo):
+        def __init__(self) -> None:
+            super().__init__(spaces.Discrete(2))
+            self.action_space = None  # type: ignore[assignment]
+
+    with (
+        ClusterEnv([Spaceless], SERIAL) as env,
+        pytest.raises(EnvError, match=r"whose action_space is None; expected a gymnasium\.Space"),
+    ):
+        read(env)
+
+
 def test_thing_that_is_no_environment_is_refused() -> None:
     with (
         ClusterEnv([dict], SERIAL) as env,
