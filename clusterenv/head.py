@@ -323,6 +323,8 @@ class Head:
             return self._absent(peer, fresh)
         if peer.state is not State.READY:
             return self._absent(peer, fresh)
+        if fresh is Fresh.WAIT and not (peer.loss_told and peer.fresh is None):
+            return self._absent(peer, fresh)
         if fresh is Fresh.KEEP:
             return None
         back, peer.fresh = peer.fresh, None
@@ -334,7 +336,7 @@ class Head:
     @staticmethod
     def _absent(peer: Peer, fresh: Fresh) -> Absent:
         just_lost = not peer.loss_told
-        if fresh is not Fresh.KEEP:
+        if fresh not in (Fresh.KEEP, Fresh.WAIT):
             peer.loss_told = True
         return Absent(peer, just_lost)
 

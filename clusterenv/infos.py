@@ -77,6 +77,8 @@ def _plain_dict(info: Mapping[Any, Any], depth: int) -> dict[Any, values.Plain]:
             name = values.plain_key(key, numbers=depth > 0)
             plain[name] = values.plain(value, depth + 1, _plain_dict)
         except values.UnsupportedValue as unsupported:
+            if depth and isinstance(unsupported, values.NestedTooDeeply):
+                raise  # else a dict that holds itself twice would be followed into its 2**32 parts
             _warn(key, unsupported.kind)
     return plain
 

@@ -118,7 +118,7 @@ class SpaceLayout:
         for column, array in zip(columns, out, strict=True):
             try:
                 _pack_leaf(column, array, name)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, RuntimeError) as error:  # the last: a tensor with a gradient
                 raise self._misfit(rows, name, first, error) from error
 
     def unpack(self, batch: Sequence[Array], count: int | None = None) -> list[Any]:
@@ -348,8 +348,15 @@ def _exact(value: object, leaf: Leaf, num_envs: int) -> Array:
     kinds = "biuf" if leaf.dtype.kind == "f" else "biu"
     if array.dtype.kind not in kinds:
         raise ActionError(f"{where} is of dtype {array.dtype}; expected {leaf.dtype}")
-    exact = np.ascontiguousarray(array, leaf.dtype)
-    if leaf.dtype.kind != "f" and exact is not array and not np.array_equal(exact, array):
+    if array.dtype == leaf.dtype:
+        return np.ascontiguousarray(array)
+    with np.errstate(over="ignore"):
+        exact = np.ascontiguousarray(array, leaf.dtype)
+    if leaf.dtype.kind == "f":
+        fits = np.array_equal(np.isinf(exact), np.isinf(array))
+    else:
+        fits = np.array_equal(exact, array)
+    if not fits:
         raise ActionError(f"{where} holds numbers that do not fit {leaf.dtype}")
     return exact
 
@@ -372,9 +379,9 @@ def _encoded_actions(value: object, where: str, num_envs: int) -> Array:
 
 def _as_array(value: object) -> Array | None:
     """`value` as an array, or None if it is not one of numbers."""
-    if hasattr(value, "detach") and hasattr(value, "cpu"):  # a tensor; torch need not be imported to know it
-        value = value.detach().cpu()
     try:
+        if hasattr(value, "detach") and hasattr(value, "cpu"):  # a tensor; torch need not be imported for it
+            value = value.detach().cpu()
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):
         return None

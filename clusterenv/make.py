@@ -48,6 +48,9 @@ def make_vec(
         num_envs = known.get("num_envs", 1)
     if not is_int(num_envs) or num_envs < 1:
         raise ConfigError("num_envs", num_envs, "a whole number from 1")
+    if "vectorization_mode" in env_kwargs:
+        mode = env_kwargs["vectorization_mode"]
+        raise ConfigError("vectorization_mode", mode, "no such argument: environments run on workers")
     wrappers = known.get("wrappers", ()) if wrappers is None else wrappers
     if not isinstance(wrappers, list | tuple) or not all(map(callable, wrappers)):
         raise ConfigError("wrappers", wrappers, "a list of callables that wrap an environment")

@@ -50,6 +50,8 @@ class Fresh(enum.Enum):
     """Goes on from them without a word."""
     KEEP = "keep"
     """Leaves them, and what was lost, to the next call."""
+    WAIT = "wait"
+    """Leaves them too, and does not ask a worker that has them, or a loss that no call has shown."""
 
 
 @dataclass(slots=True, eq=False)

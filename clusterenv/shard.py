@@ -7,7 +7,7 @@ import operator
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -123,12 +123,13 @@ class Shard:
             self._refuse(ended, 'have ended an episode: reset them with options={"reset_mask": mask}')
         batch = unmoved_step(len(rows))
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        own_actions = [leaf.copy() for leaf in actions]  # environments may keep them, and write into them
         final_index: list[int] = []
         final_obs: list[Any] = []
         infos: list[tuple[int, Info]] = []
         try:
             for place, row, action in zip(
-                range(len(rows)), rows, self.action_layout.unpack(actions, len(rows)), strict=True
+                range(len(rows)), rows, self.action_layout.unpack(own_actions, len(rows)), strict=True
             ):
                 if self.ended[row]:  # in NEXT_STEP only; the action is ignored
                     info = self._reset_row(row)
@@ -211,7 +212,7 @@ class Shard:
         for index, env in enumerate(envs, self.first_env):
             try:
                 env.close()
-            except Exception:
+            except ENV_ERRORS:
                 logger.exception("environment %d raised in close", index)
 
     def _common_spaces(self, same_bounds: bool) -> tuple[gym.Space[Any], gym.Space[Any]]:
@@ -335,6 +336,8 @@ def _snapshot(obs: Nested) -> Nested:
 
 
 def _number(reward: object) -> float:
+    if isinstance(reward, SupportsFloat) and not isinstance(reward, np.ndarray | np.generic):
+        return float(reward)  # such as a fraction or a tensor
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise TypeError(f"reward is {shortened(reward)}; expected a number or an array of size 1")

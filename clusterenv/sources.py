@@ -30,12 +30,18 @@ class EnvSource:
 
 
 def require_env(env: object, maker: str) -> gym.Env[Any, Any]:
-    """`env`, if it is an environment.
+    """`env`, if it is an environment with spaces.
 
     Raises:
         EnvError: if not: says what `maker` returned.
     """
     if isinstance(env, gym.Env):
+        for name in ("observation_space", "action_space"):
+            space = getattr(env, name, None)
+            if not isinstance(space, gym.Space):
+                raise EnvError(
+                    f"{maker} returned {env!r}, whose {name} is {space!r}; expected a gymnasium.Space"
+                )
         return env
     name = type(env).__qualname__
     if hasattr(env, "possible_agents") or hasattr(env, "agents"):

@@ -55,7 +55,9 @@ class Stepping:
             )
             return message, [] if args.options is None else [args.options]
 
-        return self._head.begin(command, m.ResetReply, peers=peers)
+        # A masked reset cannot tell of the episodes that a lost worker has cut: the next step does.
+        fresh = Fresh.SKIP if args.mask is None else Fresh.WAIT
+        return self._head.begin(command, m.ResetReply, fresh=fresh, peers=peers)
 
     def finish_reset(self, pending: Pending[m.ResetReply], args: ResetArgs) -> tuple[Nested, dict[str, Any]]:
         """Observations [N, ...] and infos."""

@@ -50,6 +50,14 @@ class UnsupportedValue(ValueError):
         super().__init__(f"{part} is of type {self.kind}, which does not travel between processes")
 
 
+class NestedTooDeeply(UnsupportedValue):
+    """A value has more levels than travel, such as one that holds itself."""
+
+    def __init__(self, kind: type) -> None:
+        """Name the type of the part that is too deep."""
+        super().__init__(f"{kind.__qualname__} nested {_MAX_DEPTH} deep")
+
+
 def encode(value: object) -> bytes:
     """Bytes from which `decode` makes the same value.
 
@@ -61,8 +69,10 @@ def encode(value: object) -> bytes:
     """
     try:
         return pack(plain(value, 0, plain_dict))
-    except UnsupportedValue:
-        where, kind = _culprit(value, 0)
+    except NestedTooDeeply:
+        raise
+    except UnsupportedValue as unsupported:
+        where, kind = _culprit(value, unsupported.kind)
         raise UnsupportedValue(kind, where) from None
 
 
@@ -141,7 +151,7 @@ def plain(value: object, depth: int, of_dict: OfDict) -> Plain:
     if isinstance(value, bytes):
         return bytes(value)
     if depth >= _MAX_DEPTH:
-        raise UnsupportedValue(kind)
+        raise NestedTooDeeply(kind)
     if isinstance(value, Mapping):
         return of_dict(value, depth)
     if isinstance(value, tuple):
@@ -181,7 +191,7 @@ def _plain_str(value: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:  # lone surrogates, such as file names that are not UTF-8 give
-            raise UnsupportedValue(str) from None
+            raise UnsupportedValue("str with lone surrogates") from None
     return value
 
 
@@ -211,11 +221,8 @@ def _ext(code: int, content: Plain) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(code, pack(content))
 
 
-def _culprit(value: object, depth: int) -> tuple[str, str]:
-    """Where in `value`, at `depth`, the first part is that does not travel, and of what type."""
-    too_deep = f"{type(value).__qualname__}, nested too deeply"
-    if depth > _MAX_DEPTH:  # such as a list that holds itself
-        return "", too_deep
+def _culprit(value: object, kind: str) -> tuple[str, str]:
+    """Where in `value`, which does not travel for a `kind`, the first such part is, and of what kind."""
     if isinstance(value, Mapping):
         for key in value:
             try:
@@ -230,14 +237,10 @@ def _culprit(value: object, depth: int) -> tuple[str, str]:
     for place, part in parts:
         try:
             plain(part, 0, plain_dict)
-        except UnsupportedValue:
-            where, kind = _culprit(part, depth + 1)
+        except UnsupportedValue as unsupported:
+            where, kind = _culprit(part, unsupported.kind)
             return place + where, kind
-    try:
-        plain(value, 0, plain_dict)
-    except UnsupportedValue as unsupported:
-        return "", unsupported.kind
-    return "", too_deep
+    return "", kind
 
 
 # --- from bytes ---------------------------------------------------------------------------------------------

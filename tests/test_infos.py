@@ -151,6 +151,13 @@ def test_infos_that_hold_themselves_end() -> None:
 
 
 @pytest.mark.usefixtures("fresh_warnings")
+def test_infos_that_hold_themselves_twice_end_soon() -> None:
+    info: dict[str, Any] = {"good": 1}
+    info |= {"one": info, "two": info}
+    assert decode_infos(encode_infos([(0, info)])) == [(0, {"good": 1})]
+
+
+@pytest.mark.usefixtures("fresh_warnings")
 def test_infos_remember_a_bounded_number_of_warnings() -> None:
     for number in range(2000):
         encode_infos([(0, {f"key{number}": object()})])

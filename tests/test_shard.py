@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -339,6 +341,8 @@ def test_actions_reach_the_environments_as_they_were_given(space: gym.Space) -> 
         (np.array([[2]]), 2.0),
         ([1.5], 1.5),
         (float("nan"), float("nan")),
+        (Fraction(1, 4), 0.25),
+        (Decimal("1.5"), 1.5),
     ],
     ids=repr,
 )
@@ -657,15 +661,16 @@ def test_shard_without_environments_is_refused() -> None:
         Shard([], first_env=0, autoreset_mode=NEXT_STEP)
 
 
+@pytest.mark.parametrize("raised", [RuntimeError("on purpose"), SystemExit(3)], ids=repr)
 def test_close_closes_all_even_if_one_raises_and_may_be_called_again(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, raised: BaseException
 ) -> None:
     closed: list[int] = []
 
     class Closes(Count):
         def close(self) -> None:
             if self.n == 1:
-                raise RuntimeError("on purpose")
+                raise raised
             closed.append(self.n)
 
     shard = Shard([partial(Closes, 1), partial(Closes, 2)], first_env=3, autoreset_mode=NEXT_STEP)

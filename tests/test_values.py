@@ -78,10 +78,10 @@ def _holding_itself() -> Any:
         (np.array([object()]), "it is of type array of object"),
         (np.ma.masked_array([1], [True]), "it is of type MaskedArray"),
         (1 << 9000, "it is of type int"),
-        ("\ud800", "it is of type str"),
+        ("\ud800", "it is of type str with lone surrogates"),
         (np.random.Generator(np.random.MT19937(1)), "it is of type MT19937"),
-        (_deep(40), "of type list"),
-        (_holding_itself(), "nested too deeply"),
+        (_deep(40), "it is of type list nested 32 deep"),
+        (_holding_itself(), "of type list nested 32 deep"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isascii() else "",
 )

@@ -90,7 +90,10 @@ class NumpyAdapter:
     @agent_errors
     def state(self) -> dict[str, Array]:
         """What `get_parameters` gives."""
-        state = {str(name): np.asarray(value) for name, value in self._agent.get_parameters().items()}
+        parameters = self._agent.get_parameters()
+        if not isinstance(parameters, Mapping):
+            raise AgentError(f"get_parameters() gave {type(parameters).__name__}; expected a dict of arrays")
+        state = {str(name): np.asarray(value) for name, value in parameters.items()}
         for name, array in state.items():
             if array.dtype.kind not in "biufc":
                 raise AgentError(f"get_parameters()[{name!r}] is {array.dtype}; expected an array of numbers")

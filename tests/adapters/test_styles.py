@@ -445,3 +445,16 @@ def test_nearly_useful_agent_is_refused_with_a_hint(agent: object, hint: str) ->
 def test_agent_for_a_nested_action_space_is_refused() -> None:
     with pytest.raises(AgentError, match="pass actions to step instead"):
         adapt(ForcedLogits([0.0]), BOX, spaces.Tuple([spaces.Discrete(2)]))
+
+
+def test_parameters_that_are_no_dict_are_refused() -> None:
+    class Agent:
+        def get_parameters(self) -> list[np.ndarray]:
+            return [np.zeros(2)]
+
+        def act(self, obs: np.ndarray) -> np.ndarray:
+            return np.zeros(len(obs), np.int64)
+
+    adapter = adapt(Agent(), spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    with pytest.raises(AgentError, match=r"get_parameters\(\) gave list; expected a dict of arrays"):
+        adapter.state()

@@ -58,13 +58,13 @@ class Gadget(Count):
     def broken(self) -> Any:
         raise ValueError("on purpose")
 
-    def itself(self) -> Any:
+    def odd(self) -> Any:
+        return {"deep": [1, {2, 3}]}
+
+    def endless(self) -> Any:
         value: list[Any] = []
         value.append(value)
         return value
-
-    def odd(self) -> Any:
-        return {"deep": [1, {2, 3}]}
 
 
 class Outer(gym.Wrapper):

@@ -113,6 +113,34 @@ def test_errors_have_the_classes_that_gymnasium_raises() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("back", [False, True])
+def test_masked_reset_leaves_the_loss_of_a_worker_to_the_next_step(back: bool) -> None:
+    with ClusterEnv([partial(Count, 10**6)] * 4, TWO_WORKERS, lease_s=3, on_worker_loss="restart") as env:
+        env.reset(seed=0)
+        actions = np.zeros(4, np.int64)
+        env.step(actions)
+        env.step(actions)
+        os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        states = [(1, "ready")] if back else [(0, "away"), (1, "starting")]
+        while (env.stats()["workers"][1]["restarts"], env.stats()["workers"][1]["state"]) not in states:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        obs, _ = env.reset(options={"reset_mask": np.array([True, False, True, False])})
+        assert obs[:, 0].tolist() == [0, 2, 2, 2]
+        obs, _, _, truncated, info = env.step(actions)
+        assert info["worker_lost"].tolist() == truncated.tolist() == [False, False, True, True]
+        assert obs[:, 0].tolist() == [1, 3, 2, 2]
+        obs, _, _, truncated, info = env.step(actions)
+        assert info["valid"].tolist() == [True, True, False, False]
+        assert obs[:, 0].tolist() == [2, 4, 0, 0]
+        assert not truncated.any()
+        obs, *_, info = env.step(actions)
+        assert "valid" not in info
+        assert obs[:, 0].tolist() == [3, 5, 1, 1]
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_worker_that_was_lost_and_came_back_in_between_shows_its_loss_first() -> None:
     with ClusterEnv([partial(Count, 10**6)] * 4, TWO_WORKERS, lease_s=3) as env:
         env.reset(seed=0)

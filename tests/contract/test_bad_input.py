@@ -28,6 +28,7 @@ pytestmark = pytest.mark.process
 MASK = np.array([True, False, True, False, True])
 BAD: list[tuple[str, Callable[[ClusterEnv], Any]]] = [
     ("seed", lambda env: env.reset(seed="seven")),
+    ("seed", lambda env: env.reset(seed=np.array(5))),
     ("seed", lambda env: env.reset_async(seed=[1, 2])),
     ("seed", lambda env: env.async_reset(seed=2.5)),
     ("seed", lambda env: env.reset(seed=np.array(3))),
@@ -45,12 +46,15 @@ BAD: list[tuple[str, Callable[[ClusterEnv], Any]]] = [
     ("actions", lambda env: env.step([0, 1, "left", 0, 0])),
     ("actions", lambda env: env.step({"a": 1})),
     ("actions", lambda env: env.step(None)),
+    ("actions", lambda env: env.step(torch.zeros(5, dtype=torch.int64, device="meta"))),
     ("actions", lambda env: env.step_async(3)),
     ("actions", lambda env: env.step_async(torch.zeros(5))),
     ("methods", lambda env: env.step(object())),
     ("batch of actions", lambda env: env.step_async(object())),
     ("env_id", lambda env: env.send(np.zeros(1, np.int64), [5])),
     ("env_id", lambda env: env.send(np.zeros(2, np.int64), [1, 1])),
+    ("env_id", lambda env: env.send(np.zeros(1, np.int64), np.array(0))),
+    ("env_id", lambda env: env.send(np.zeros(1, np.int64), [2**70])),
     ("actions", lambda env: env.send(np.zeros(2, np.int64), [1])),
     ("batch_size", lambda env: env.recv()),
     ("num_steps", lambda env: env.rollout(MLPAgent(env), 0)),
@@ -67,6 +71,7 @@ BAD: list[tuple[str, Callable[[ClusterEnv], Any]]] = [
     ("indices", lambda env: env.call_on([1 << 70], "add", 1)),
     ("indices", lambda env: env.call_on(np.zeros((1, 1), int), "add", 1)),
     ("indices", lambda env: env.call_on("0", "add", 1)),
+    ("indices", lambda env: env.call_on([0, [1]], "add", 1)),
     ("indices", lambda env: env.render([-1])),
     ("indices", lambda env: env.render(MASK)),
     ("name", lambda env: env.get_attr("")),
@@ -132,6 +137,7 @@ def test_every_public_call_has_bad_input_here_or_takes_none() -> None:
         (spaces.Tuple([spaces.Discrete(2), spaces.Graph(spaces.Discrete(2), None)]), ([0, 1],)),
         (spaces.Box(-1, 1, (2,)), np.zeros((2, 3))),
         (spaces.Box(0, 255, (1,), np.uint8), np.full((2, 1), 300)),
+        (spaces.Box(-1, 1, (1,)), np.full((2, 1), 1e300)),
         (spaces.MultiDiscrete([2, 3]), [[0, 1], [0]]),
     ],
     ids=str,
@@ -169,6 +175,7 @@ def test_constructor_refuses_what_makes_no_environments(arguments: tuple[Any, ..
         (("CartPole-v1", 0), {}, "num_envs"),
         (("CartPole-v1", True), {}, "num_envs"),
         (("CartPole-v1", 2), {"wrappers": 3}, "wrappers"),
+        (("CartPole-v1", 2), {"vectorization_mode": "async"}, "vectorization_mode .* run on workers"),
         (("CartPole-v1", 2), {"vector_kwargs": {"nope": 1}}, "nope"),
         (("CartPole-v1", 1, TWO_WORKERS), {}, "callables"),
     ],
@@ -201,6 +208,22 @@ def test_environment_of_several_agents_is_refused_with_one_sentence(launcher: Lo
     ):
         env.reset()
     assert "ClusterEnv runs environments of one agent: wrap it in a gymnasium.Env" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda env: env.observation_space, lambda env: env.reset()], ids=["spaces", "reset"]
+)
+def test_environment_without_spaces_is_refused(read: Callable[[ClusterEnv], Any]) -> None:
+    class Spaceless(Echo):
+        def __init__(self) -> None:
+            super().__init__(spaces.Discrete(2))
+            self.action_space = None  # type: ignore[assignment]
+
+    with (
+        ClusterEnv([Spaceless], SERIAL) as env,
+        pytest.raises(EnvError, match=r"whose action_space is None; expected a gymnasium\.Space"),
+    ):
+        read(env)
 
 
 def test_thing_that_is_no_environment_is_refused() -> None:

@@ -24,6 +24,32 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
 ZEROS = np.zeros(2, np.int64)
 
 
+class Doubles(Echo):
+    """Doubles each action in place and shows it; info holds the first that it was given."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        action *= 2
+        if self.t == 0:
+            self.first = action
+        return *super().step(action)[:4], {"first": self.first}
+
+
+class Chooses:
+    """Acts as it is told."""
+
+    def __init__(self, actions: np.ndarray) -> None:
+        self.actions = actions
+
+    def get_parameters(self) -> dict[str, np.ndarray]:
+        return {"actions": self.actions}
+
+    def set_parameters(self, parameters: dict[str, np.ndarray]) -> None:
+        self.actions = parameters["actions"]
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        return self.actions[: len(obs)].copy()
+
+
 @pytest.fixture(params=[SERIAL, TWO_WORKERS, RUNNERS], ids=["serial", "two workers", "runners"])
 def launcher(request: pytest.FixtureRequest) -> LocalConfig:
     launcher: LocalConfig = request.param
@@ -69,6 +95,20 @@ def test_environment_that_uses_its_buffers_again_shows_what_was_in_them(launcher
         assert info["final_info"]["k"].tolist() == ["step", None]
         assert info["k"].tolist() == ["reset", "step"]
         assert first[:, 0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("by_agent", [False, True])
+def test_environment_may_write_into_its_actions_and_keep_them(launcher: LocalConfig, by_agent: bool) -> None:
+    with ClusterEnv([partial(Doubles, spaces.MultiDiscrete([5, 5]))] * 2, launcher) as env:
+        env.reset(seed=0)
+        chosen = []
+        for t in range(3):
+            actions = np.full((2, 2), t + 1)
+            obs, *_, info = env.step(Chooses(actions) if by_agent else actions)
+            chosen.append((info["action"] if by_agent else actions).tolist())
+            assert obs.tolist() == [[2 * t + 2] * 2] * 2
+            assert info["first"].tolist() == [[2, 2]] * 2
+        assert chosen == [[[t, t]] * 2 for t in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 8])

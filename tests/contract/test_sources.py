@@ -51,7 +51,7 @@ def test_make_vec_makes_what_gymnasium_makes(launcher: LocalConfig) -> None:
         "max_episode_steps": 7,
     }
     theirs = gym.make_vec("Pendulum-v1", 3, "sync", **arguments)
-    with make_vec("Pendulum-v1", 3, launcher, **arguments) as env:
+    with make_vec("Pendulum-v1", np.int64(3), launcher, **arguments) as env:  # type: ignore[arg-type]
         assert env.num_envs == theirs.num_envs == 3
         assert env.get_attr("note") == ("outer",) * 3
         assert_walk_alike(env, theirs)
