@@ -22,13 +22,18 @@ _warned: set[tuple[str, str]] = set()
 _decoder = msgspec.msgpack.Decoder(list[tuple[int, dict[str, Any]]], ext_hook=values.read_ext)
 
 
-def encode_infos(rows: Sequence[Row]) -> bytes:
-    """A block of the infos of `rows`, each a global env index and its info; rows with an empty dict left out.
+def plain_info(info: Mapping[str, Any]) -> dict[str, values.Plain]:
+    """What travels of an info, as it is now: its environment may change it afterwards.
 
     NumPy arrays and scalars, str, bytes, numbers, None, lists, tuples and dicts of them travel with their
     dtypes. The key of any other value is left out, with one warning for each key and type.
     """
-    return values.pack([(index, _plain_dict(info, 0)) for index, info in rows if info])
+    return _plain_dict(info, 0)
+
+
+def encode_infos(rows: Sequence[tuple[int, dict[str, values.Plain]]]) -> bytes:
+    """A block of infos, each a global env index and what `plain_info` made; empty ones are left out."""
+    return values.pack([row for row in rows if row[1]])
 
 
 def decode_infos(block: bytes | memoryview) -> list[tuple[int, dict[str, Any]]]:

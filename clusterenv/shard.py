@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
 from clusterenv.errors import EnvError, SpaceError, StateError, shortened
-from clusterenv.infos import encode_infos
+from clusterenv.infos import encode_infos, plain_info
 from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.sources import require_env
+from clusterenv.values import Plain
 
 Array = NDArray[Any]
 Env = gym.Env[Any, Any]
@@ -90,10 +91,10 @@ class Shard:
         Raises:
             EnvError: if an environment raises; it needs another reset.
         """
-        infos: list[tuple[int, Info]] = []
+        infos: list[tuple[int, dict[str, Plain]]] = []
         for row in self.rows_of(mask):
             seed = None if seeds is None else seeds[row]
-            infos.append((self.first_env + row, self._reset_row(row, seed=seed, options=options)))
+            infos.append(self._kept(row, self._reset_row(row, seed=seed, options=options)))
             self._pack_row(row)
         return ResetBatch(obs=self._copy_of_obs(), infos=_blocks(infos))
 
@@ -126,7 +127,7 @@ class Shard:
         own_actions = [leaf.copy() for leaf in actions]  # environments may keep them, and write into them
         final_index: list[int] = []
         final_obs: list[Any] = []
-        infos: list[tuple[int, Info]] = []
+        infos: list[tuple[int, dict[str, Plain]]] = []
         try:
             for place, row, action in zip(
                 range(len(rows)), rows, self.action_layout.unpack(own_actions, len(rows)), strict=True
@@ -139,9 +140,9 @@ class Shard:
                         # The environment may use its arrays and dicts again: keep what they say now.
                         final_index.append(place)
                         final_obs.append(_snapshot(self._rows[row]))
-                        batch.final_infos += _blocks([(self.first_env + row, info)])
+                        batch.final_infos += _blocks([self._kept(row, info)])
                         info = self._reset_row(row)
-                infos.append((self.first_env + row, info))
+                infos.append(self._kept(row, info))
         finally:
             self._pack_rows(mask)
         batch.obs = [leaf.copy() if mask is None else leaf[mask] for leaf in self.obs]
@@ -269,6 +270,15 @@ class Shard:
         self.ended[row] = batch.terminations[place] or batch.truncations[place]
         return info
 
+    def _kept(self, row: int, info: Info) -> tuple[int, dict[str, Plain]]:
+        """What travels of an info, as it is before the next environment moves."""
+        index = self.first_env + row
+        if not isinstance(info, dict | Mapping):  # dict first: it is the one that is quick to check
+            raise EnvError(
+                f"info of environment {index} is {shortened(info)}; expected a dict", env_index=index
+            )
+        return index, plain_info(info) if info else {}
+
     def name_of(self, row: int) -> str:
         """The environment of a row, for messages."""
         return f"environment {self.first_env + row}{_id_of(self.envs[row])}"
@@ -320,15 +330,9 @@ def _batched_alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
     return SpaceLayout.of(one, bounds=False).digest == SpaceLayout.of(other, bounds=False).digest
 
 
-def _blocks(rows: Sequence[tuple[int, Info]]) -> list[bytes]:
-    """The infos of `rows` as at most one block."""
-    for index, info in rows:
-        if not isinstance(info, dict | Mapping):  # dict first: it is the one that is quick to check
-            raise EnvError(
-                f"info of environment {index} is {shortened(info)}; expected a dict", env_index=index
-            )
-    filled = [(index, info) for index, info in rows if info]
-    return [encode_infos(filled)] if filled else []
+def _blocks(infos: Sequence[tuple[int, dict[str, Plain]]]) -> list[bytes]:
+    """Infos as at most one block."""
+    return [encode_infos(infos)] if any(info for _, info in infos) else []
 
 
 def _snapshot(obs: Nested) -> Nested:

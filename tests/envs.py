@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -59,6 +59,16 @@ class ReusingCount(Count):
     def _info(self, k: str) -> dict[str, Any]:
         self._dict["k"] = k
         return self._dict
+
+
+class SharingCount(Count):
+    """Count whose infos are one dict for all environments of its process."""
+
+    shared: ClassVar[dict[str, Any]] = {}
+
+    def _info(self, k: str) -> dict[str, Any]:
+        self.shared["left"] = self.n - self.t
+        return self.shared
 
 
 class RandomObs(Count):

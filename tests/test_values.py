@@ -81,7 +81,7 @@ def _holding_itself() -> Any:
         ("\ud800", "it is of type str with lone surrogates"),
         (np.random.Generator(np.random.MT19937(1)), "it is of type MT19937"),
         (_deep(40), "it is of type list nested 32 deep"),
-        (_holding_itself(), "of type list nested 32 deep"),
+        (_holding_itself(), "of type dict nested 32 deep"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isascii() else "",
 )

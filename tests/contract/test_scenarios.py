@@ -17,7 +17,7 @@ from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import ConfigError, StateError
 from tests.contract.vectors import RUNNERS, SERIAL, TWO_WORKERS, WORKERS_WITH_RUNNERS
 from tests.contract.walking import assert_same
-from tests.envs import Count, Echo, Index, RandomObs, ReusingCount, Tells
+from tests.envs import Count, Echo, Index, RandomObs, ReusingCount, SharingCount, Tells
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
 
@@ -95,6 +95,12 @@ def test_environment_that_uses_its_buffers_again_shows_what_was_in_them(launcher
         assert info["final_info"]["k"].tolist() == ["step", None]
         assert info["k"].tolist() == ["reset", "step"]
         assert first[:, 0].tolist() == [0, 0]
+
+
+def test_environments_that_share_one_info_show_what_was_in_it(launcher: LocalConfig) -> None:
+    with ClusterEnv([partial(SharingCount, 4), partial(SharingCount, 9)], launcher) as env:
+        assert env.reset(seed=0)[1]["left"].tolist() == [4, 9]
+        assert env.step(ZEROS)[4]["left"].tolist() == [3, 8]
 
 
 @pytest.mark.parametrize("by_agent", [False, True])
