@@ -27,15 +27,17 @@ def launcher(request: pytest.FixtureRequest) -> LocalConfig:
 
 @pytest.fixture
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails a test that leaves a process, a run folder or a shared-memory segment behind."""
+    """Fails a test that leaves a process, a run folder, its entry or a shared-memory segment behind."""
     folder = tmp_path / "run folders"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     processes, segments = _children(), set(Path("/dev/shm").iterdir())
     yield
     _, alive = psutil.wait_procs([child for child in _children() - processes], timeout=5)
     assert not [child.cmdline() for child in alive]
     assert not list(folder.glob("clusterenv-*"))
+    assert not list((tmp_path / "state").rglob("*.json"))
     new = set(Path("/dev/shm").iterdir()) - segments
     assert not [path for path in new if path.name.startswith("clusterenv")]
 

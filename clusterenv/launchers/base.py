@@ -127,12 +127,12 @@ class Launcher(Protocol):
         """
 
 
-def end_of_log(path: Path, lines: int) -> str:
-    """The last `lines` lines of the file at `path`; nothing if there is no such file."""
+def end_of_log(path: Path, lines: int, most_bytes: int = LOG_END_BYTES) -> str:
+    """The last `lines` lines of the file at `path`, in its last bytes; nothing if there is no such file."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, 2)
-            log.seek(max(0, size - LOG_END_BYTES))
+            log.seek(max(0, size - most_bytes))
             text = log.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

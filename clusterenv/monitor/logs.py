@@ -13,7 +13,8 @@ from clusterenv.monitor.finding import FoundRun
 from clusterenv.run_records import WorkerStatus
 
 LOOK_EVERY_S: Final = 0.3
-MOST_AT_ONCE: Final = 1 << 20
+MOST_SHOWN: Final = 1 << 26
+"""Bytes that are read of the end of a log, or of what was added to it since the last look."""
 
 Say = Callable[[str], object]
 
@@ -34,7 +35,7 @@ class Log:
                 if file.seek(0, 2) < self.position:
                     self.position = 0
                 file.seek(self.position)
-                new = file.read(MOST_AT_ONCE)
+                new = file.read(MOST_SHOWN)
         except OSError:
             return ""
         self.position += len(new)
@@ -63,7 +64,9 @@ def show(logs: Sequence[Log], lines: int, say: Say) -> None:
         log.skip()
         if len(logs) > 1:
             say(_title(log))
-        text = end_of_log(log.path, lines)
+        if lines == 0:
+            continue
+        text = end_of_log(log.path, lines, MOST_SHOWN)
         say(f"{text}\n" if text else f"(nothing is in {log.path} on this host)\n")
 
 
