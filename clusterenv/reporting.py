@@ -41,31 +41,34 @@ class Reporter:
         self._describe = describe
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clusterenv-reporter", daemon=True)
-        self._entered: RunStatus | None = None
+        self._last: RunStatus | None = None
 
     def begin(self) -> None:
         """The run is listed, and reported from now on."""
-        status = self._describe()
-        self._try(lambda: enter(status))
-        self._entered = status
         self.report()
+        self._try(lambda: enter(self._described()))
         self._thread.start()
 
     def report(self) -> None:
         """Write a report now."""
-        self._try(lambda: write_status(self._folder, self._describe()))
+        self._try(lambda: write_status(self._folder, self._described()))
+
+    def _described(self) -> RunStatus:
+        self._last = self._describe()
+        return self._last
 
     def end(self, *, keep: bool) -> None:
         """No report follows; the last one says that the run has ended, if its folder is kept."""
-        if self._entered is None:
-            return
         self._ending.set()
-        self._thread.join(STOP_WITHIN_S)
-        if keep:
-            ended = msgspec.structs.replace(self._describe(), ended=True)
-            self._try(lambda: write_status(self._folder, ended))
-        else:
-            strike(self._entered)
+        if self._thread.is_alive():
+            self._thread.join(STOP_WITHIN_S)
+        if self._last is not None and keep:
+            self.report()
+            last = msgspec.structs.replace(self._last, ended=True)
+            self._try(lambda: enter(last))
+            self._try(lambda: write_status(self._folder, last))
+        elif self._last is not None:
+            strike(self._last)
 
     def _run(self) -> None:
         while not self._ending.wait(REPORT_EVERY_S):

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from clusterenv import LocalConfig
+from clusterenv.monitor.finding import find_runs
 
 LAUNCHERS = {
     "serial": LocalConfig(serial=True),
@@ -37,7 +38,7 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     _, alive = psutil.wait_procs([child for child in _children() - processes], timeout=5)
     assert not [child.cmdline() for child in alive]
     assert not list(folder.glob("clusterenv-*"))
-    assert not list((tmp_path / "state").rglob("*.json"))
+    assert not find_runs([folder])
     new = set(Path("/dev/shm").iterdir()) - segments
     assert not [path for path in new if path.name.startswith("clusterenv")]
 

@@ -66,7 +66,7 @@ class FoundRun:
 def find_runs(folders: Sequence[Path] | None = None) -> list[FoundRun]:
     """Every run of this user that can be seen from here, the oldest first.
 
-    Entries of the index whose head is dead and whose folder is gone are taken out of it.
+    Entries of the index whose run is over and whose folder is gone are taken out of it.
 
     Args:
         folders: where run folders lie that the index need not name; none: where they are made by default.
@@ -75,7 +75,7 @@ def find_runs(folders: Sequence[Path] | None = None) -> list[FoundRun]:
     for entry in read_index():
         status = read_folder(Path(entry.folder))
         run = look(status if status is not None and status.run_id == entry.run_id else entry)
-        if run.state is RunState.DEAD and not run.folder.exists():
+        if run.state in (RunState.DEAD, RunState.ENDED) and not run.folder.exists():
             strike(entry)
         else:
             found[entry.run_id] = run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,8 +53,11 @@ def test_run_of_a_killed_head_is_dead(place: Path) -> None:
     assert states() == [RunState.DEAD]
 
 
-def test_entry_of_a_dead_head_without_a_folder_is_cleared_away(place: Path) -> None:
-    made_run(place / "clusterenv-a", head=DEAD)
+@pytest.mark.parametrize("over", [{"head": DEAD}, {"ended": True}])
+def test_entry_of_a_run_that_is_over_and_has_no_folder_is_cleared_away(
+    place: Path, over: dict[str, Any]
+) -> None:
+    made_run(place / "clusterenv-a", **over)
     shutil.rmtree(place / "clusterenv-a")
 
     assert find_runs() == []
