@@ -22,6 +22,9 @@ SHORTEST_LEASE_S = 0.5
 
 SLURM_MODES = ("auto", "sbatch", "array", "srun")
 
+INTERFACE = r"[\w.:/@-]{1,64}"
+"""What names of interfaces, addresses and subnets are made of."""
+
 RESERVED_DIRECTIVES = frozenset(
     {
         "array",
@@ -263,6 +266,8 @@ class SlurmConfig:
     """Folder for logs, which must exist on every node and is kept; none: the private folder of the run."""
     interface: str | None = None
     """Where the head listens: a network interface ("ib0"), an address or a subnet; none: everywhere."""
+    worker_interface: str | None = None
+    """From where workers connect: an interface, address or subnet of their host; none: as that routes."""
     port_range: tuple[int, int] | None = None
     """First and last TCP port the head may listen on; none: the system chooses."""
     queue_timeout_s: float | None = None
@@ -277,7 +282,7 @@ class SlurmConfig:
         self._check_resources()
         self._check_job()
         self._check_script()
-        _check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
+        _check_connection(self)
         if self.log_folder is not None:
             _folder("log_folder", self.log_folder)
 
@@ -369,6 +374,8 @@ class ManualConfig:
     folder of this machine, for workers here."""
     interface: str | None = None
     """Where the head listens: a network interface ("ib0"), an address or a subnet; none: everywhere."""
+    worker_interface: str | None = None
+    """From where workers connect: an interface, address or subnet of their host; none: as that routes."""
     port_range: tuple[int, int] | None = None
     """First and last TCP port the head may listen on; none: the system chooses."""
     queue_timeout_s: float | None = None
@@ -379,7 +386,7 @@ class ManualConfig:
         _at_least("nodes", self.nodes, 1)
         if self.cpus_per_node is not None:
             _at_least("cpus_per_node", self.cpus_per_node, 1)
-        _check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
+        _check_connection(self)
 
 
 def unknown_key(where: str, key: str, known: set[str]) -> ConfigError:
@@ -398,18 +405,16 @@ def check_port_range(port_range: tuple[int, int] | None) -> None:
         raise ConfigError("port_range", port_range, "(first, last) with 1 <= first <= last <= 65535, or None")
 
 
-def _check_connection(
-    shared_folder: str | Path | None,
-    interface: str | None,
-    port_range: tuple[int, int] | None,
-    queue_timeout_s: float | None,
-) -> None:
-    if shared_folder is not None:
-        _folder("shared_folder", shared_folder)
-    _one_line("interface", interface)
-    check_port_range(port_range)
-    if queue_timeout_s is not None:
-        _positive("queue_timeout_s", queue_timeout_s)
+def _check_connection(config: SlurmConfig | ManualConfig) -> None:
+    if config.shared_folder is not None:
+        _folder("shared_folder", config.shared_folder)
+    for name in ("interface", "worker_interface"):
+        value = getattr(config, name)
+        if value is not None and not (isinstance(value, str) and re.fullmatch(INTERFACE, value, re.ASCII)):
+            raise ConfigError(name, value, 'an interface such as "ib0", an address, a subnet, or None')
+    check_port_range(config.port_range)
+    if config.queue_timeout_s is not None:
+        _positive("queue_timeout_s", config.queue_timeout_s)
 
 
 def _folder(name: str, value: object) -> None:

@@ -56,6 +56,9 @@ class Processes(Protocol):
     def pending(self) -> Mapping[int, str]:
         """The workers, by rank, that wait in a queue, and why."""
 
+    def look_soon(self) -> None:
+        """Find out within moments what became of the workers: one was lost without the launcher's word."""
+
     def log_path(self, rank: int) -> Path | None:
         """Where the worker's output goes."""
 

@@ -22,7 +22,7 @@ from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.errors import LaunchError, SetupTimeout, WorkerLost
 from clusterenv.head import POLL_S, Head
 from clusterenv.launchers import make_launcher
-from clusterenv.launchers.base import Launcher, WorkerCommand, WorkerState
+from clusterenv.launchers.base import AsksAround, Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout
 from clusterenv.peers import Ended, Peer
 from clusterenv.reporting import Description, Reporter
@@ -244,6 +244,7 @@ class LocalSession:
             self._server.endpoints,
             max_message_bytes=self._config.max_message_bytes,
             heartbeat_s=heartbeat_s,
+            interface=None if isinstance(launcher, LocalConfig) else launcher.worker_interface,
         )
         if not self._in_environment:
             self._connection.write(self._connection_path)
@@ -361,6 +362,10 @@ class _LauncherProcesses:
 
     def pending(self) -> Mapping[int, str]:
         return {s.rank: s.detail for s in self._launcher.poll() if s.state is WorkerState.PENDING}
+
+    def look_soon(self) -> None:
+        if isinstance(self._launcher, AsksAround):
+            self._launcher.look_soon()
 
     def respawn(self, rank: int, incarnation: int) -> None:
         self._launcher.respawn(rank, incarnation)

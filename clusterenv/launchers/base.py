@@ -7,7 +7,7 @@ import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 LOG_END_BYTES = 16 * 1024
 """A log is quoted from its last bytes only, so that a worker with a huge log costs no more than any other."""
@@ -125,6 +125,14 @@ class Launcher(Protocol):
 
         May be called at any time, from any thread and any number of times.
         """
+
+
+@runtime_checkable
+class AsksAround(Protocol):
+    """A launcher that has to ask somebody what became of its workers, and does so only now and then."""
+
+    def look_soon(self) -> None:
+        """Ask within moments, since something has happened that the answer may explain."""
 
 
 def end_of_log(path: Path, lines: int, most_bytes: int = LOG_END_BYTES) -> str:

@@ -59,6 +59,8 @@ class Connection:
     client_secret_key: Key = field(repr=False)
     max_message_bytes: Annotated[int, Meta(ge=1)] = MAX_MESSAGE_BYTES
     heartbeat_s: Annotated[float, Meta(gt=0)] = HEARTBEAT_S
+    interface: str | None = None
+    """From where the worker connects: an interface, address or subnet of its host; none: as that routes."""
 
     @classmethod
     def for_worker(
@@ -69,6 +71,7 @@ class Connection:
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         heartbeat_s: float = HEARTBEAT_S,
+        interface: str | None = None,
     ) -> Connection:
         """The workers' part of `keys`: the head's secret key stays with the head."""
         return cls(
@@ -79,6 +82,7 @@ class Connection:
             client_secret_key=keys.client_secret_key,
             max_message_bytes=max_message_bytes,
             heartbeat_s=heartbeat_s,
+            interface=interface,
         )
 
     def write(self, path: Path) -> None:

@@ -73,9 +73,8 @@ def test_every_option_of_slurm_is_there_and_is_told_by_help(capsys: pytest.Captu
     text = capsys.readouterr().out
     assert "--launcher {local,slurm}" in text
     for field in fields(SlurmConfig):
-        assert bool(re.search(rf"--slurm\.{field.name.replace('_', '-')}[ ,]", text)) == (
-            field.name != "nodes"
-        ), field.name
+        told = re.search(rf"--slurm\.{field.name.replace('_', '-')}[ ,]", text) is not None
+        assert told == (field.name != "nodes"), field.name
     assert launcher_config("slurm", SlurmOptions(), 1, serial=False) == SlurmConfig()
 
 
