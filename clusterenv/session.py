@@ -261,6 +261,7 @@ class LocalSession:
             least = launcher.min_nodes if isinstance(launcher, SlurmConfig) else None
             self.head.wait_ready(least, launcher.queue_timeout_s)
             _warn_of_few_cores(launcher, self.head.peers)
+        self._reporter.report()
 
     def _keep(self) -> None:
         """On a thread of its own, for as long as the run lasts."""

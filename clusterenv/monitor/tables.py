@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
 from clusterenv.monitor.finding import FoundRun, RunState
 from clusterenv.run_records import WorkerStatus
 
+FRESH_S: Final = 15.0
+"""Age up to which a report of a living head tells how things are now."""
 RUN_TITLES = ("RUN", "STATE", "HEAD", "SCRIPT", "SINCE", "ENV", "LAUNCHER", "WORKERS", "STEPS/S")
 WORKER_TITLES = (
     "RANK",
@@ -51,9 +54,9 @@ def _run_row(run: FoundRun) -> list[str]:
 def worker_table(run: FoundRun) -> str:
     """One line for each worker of a run, below one that tells how old this is where that matters."""
     table = _table(WORKER_TITLES, [_worker_row(worker) for worker in run.status.workers])
-    if run.state is RunState.RUNNING and run.reported:
-        return table
     age_s = max(0.0, time.time() - run.status.updated)
+    if run.state is RunState.RUNNING and run.reported and age_s < FRESH_S:
+        return table
     seen = "as last reported" if run.reported else "as it began, since its folder cannot be read here"
     return f"{seen}, {_duration(age_s)} ago:\n{table}"
 

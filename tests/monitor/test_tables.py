@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
+from clusterenv.identity import ProcessIdentity
 from clusterenv.monitor.finding import find_runs
 from clusterenv.monitor.tables import RUN_TITLES, WORKER_TITLES, run_table, worker_table
 from tests.monitor.runs import DEAD, OWN, made_run, worker
@@ -44,8 +47,9 @@ def test_worker_is_a_line_with_all_that_is_known(place: Path) -> None:
     assert second.endswith("  4         was killed by signal 9")
 
 
-def test_old_report_says_how_old_it_is(place: Path) -> None:
-    made_run(place / "clusterenv-a", head=DEAD, updated=time.time() - 7100)
+@pytest.mark.parametrize("head", [DEAD, OWN], ids=["dead", "alive"])
+def test_old_report_says_how_old_it_is(place: Path, head: ProcessIdentity) -> None:
+    made_run(place / "clusterenv-a", head=head, updated=time.time() - 7100)
 
     assert worker_table(find_runs()[0]).startswith("as last reported, 118 min ago:\nRANK")
 
