@@ -5,6 +5,7 @@ Only files that belong to this user and that nobody else can write or read are b
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -82,7 +83,7 @@ def index_folder() -> Path:
     """Where the runs of this user are listed: in $CLUSTERENV_HOME, else in the user's folder for state."""
     home = os.environ.get("CLUSTERENV_HOME")
     if home:
-        return Path(home).expanduser() / "runs"
+        return Path(home).expanduser().absolute() / "runs"
     from platformdirs import user_state_path
 
     return user_state_path("clusterenv") / "runs"
@@ -104,6 +105,8 @@ def enter(status: RunStatus) -> None:
         OSError: if it cannot be written.
     """
     path = status.index_path
+    if not path.is_absolute():
+        raise FileNotFoundError(errno.ENOENT, "this user has no home", str(path))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(path, status.encoded(), durable=False)
 

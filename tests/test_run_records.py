@@ -46,6 +46,18 @@ def test_index_lies_in_the_users_state_unless_told_otherwise(
     assert index_folder() == tmp_path / "state" / "clusterenv" / "runs"
 
 
+def test_user_without_a_home_gets_no_index_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clusterenv.run_records.index_folder", lambda: Path("~/.local/state/clusterenv/runs"))
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(FileNotFoundError, match="this user has no home"):
+        made_run(tmp_path / FOLDER)
+
+    assert not (tmp_path / "~").exists()
+
+
 def test_nobody_elses_files_are_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_run(tmp_path / FOLDER)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -87,9 +88,12 @@ def stop(argv: Sequence[str]) -> int:
 
 def _goes_on(run: FoundRun) -> bool:
     now = again(run)
-    return now is not None and now.state in (RunState.RUNNING, RunState.SILENT)
+    return now is not None and now.state not in (RunState.DEAD, RunState.ENDED)
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as `| head` does, but what was begun goes on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

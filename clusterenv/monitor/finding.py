@@ -6,6 +6,7 @@ import enum
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,6 +32,8 @@ class RunState(enum.StrEnum):
     RUNNING = "running"
     SILENT = "silent"
     """Its head is on a host that cannot be looked at from here, and has not reported for a while."""
+    ELSEWHERE = "elsewhere"
+    """Head and folder are on such a host: nothing can be told here but how it began."""
     DEAD = "dead"
     """Its head was killed; what it left may still be there."""
     ENDED = "ended"
@@ -97,6 +100,8 @@ def look(status: RunStatus) -> FoundRun:
         state = RunState.RUNNING
     elif life is Life.DEAD:
         state = RunState.DEAD
+    elif not reported:
+        state = RunState.ELSEWHERE
     else:
         state = RunState.SILENT if silent_s > SILENT_S else RunState.RUNNING
     return FoundRun(status, state, reported)
@@ -134,9 +139,12 @@ def _is_named(run: FoundRun, word: str) -> bool:
 
 
 def _usual_parents() -> list[Path]:
-    shared = SlurmConfig().shared_folder
-    assert shared is not None
-    return [Path(tempfile.gettempdir()), Path(shared).expanduser()]
+    parents = [Path(tempfile.gettempdir())]
+    with suppress(RuntimeError):  # this user has no home
+        shared = SlurmConfig().shared_folder
+        assert shared is not None
+        parents.append(Path(shared).expanduser())
+    return parents
 
 
 def _run_folders(parents: Sequence[Path]) -> Iterator[Path]:

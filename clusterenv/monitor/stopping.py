@@ -48,7 +48,8 @@ class Stopping:
         told = self._told.get(run.status.head)
         if told is not None and run.state is RunState.RUNNING:
             return ((told and self._wait(run)) or self._kill(run)) and self._clear(run)
-        if run.state is RunState.RUNNING or (run.state is RunState.SILENT and not self._force):
+        clears = run.state in (RunState.DEAD, RunState.ENDED) or self._force
+        if run.state is RunState.RUNNING or not clears:
             self._refuse(run)
             return False
         return self._clear(run)
@@ -104,10 +105,9 @@ class Stopping:
             f"run {run.short_id}: its head ({run.where}) cannot be reached from here; on {head.host} use: "
             f"clusterenv stop {run.short_id}\n"
         )
-        if run.state is RunState.SILENT:
+        if run.state is not RunState.RUNNING:
             self._say(
-                f"run {run.short_id}: it has not reported for a while; if that host is gone, --force clears "
-                "away what is left of the run\n"
+                f"run {run.short_id}: if {head.host} is gone, --force clears away what can be reached\n"
             )
 
     # --- what is left -----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def run_table(runs: Sequence[FoundRun]) -> str:
 
 def _run_row(run: FoundRun) -> list[str]:
     status, workers = run.status, run.status.workers
-    lives = run.state in (RunState.RUNNING, RunState.SILENT)
+    lives = run.state not in (RunState.DEAD, RunState.ENDED)
     present = sum(worker.present for worker in workers) if lives else 0
     rate = sum(worker.steps_per_s for worker in workers)
     return [

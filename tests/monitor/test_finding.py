@@ -90,6 +90,21 @@ def test_head_that_cannot_be_looked_at_runs_while_it_reports(place: Path) -> Non
     assert states() == [RunState.RUNNING, RunState.SILENT]
 
 
+def test_run_whose_head_and_folder_are_on_another_host_is_known_by_its_entry_alone(place: Path) -> None:
+    made_run(place / "clusterenv-a", head=ELSEWHERE, updated=0.0)
+    shutil.rmtree(place / "clusterenv-a")
+
+    assert states() == [RunState.ELSEWHERE]
+
+
+def test_user_without_a_home_has_runs_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # which is how an unknown user is told
+    made_run(place / "clusterenv-a", listed=False)
+
+    assert states() == [RunState.RUNNING]
+
+
 def test_run_whose_logs_are_kept_has_ended_whatever_its_head_does(place: Path) -> None:
     made_run(place / "clusterenv-a", "0" * 15 + "1", ended=True)
     made_run(place / "clusterenv-b", "0" * 15 + "2", ended=True, head=DEAD)
