@@ -48,11 +48,11 @@ class Stopping:
         told = self._told.get(run.status.head)
         if told is not None and run.state is RunState.RUNNING:
             return ((told and self._wait(run)) or self._kill(run)) and self._clear(run)
-        clears = run.state in (RunState.DEAD, RunState.ENDED) or self._force
-        if run.state is RunState.RUNNING or not clears:
-            self._refuse(run)
-            return False
-        return self._clear(run)
+        over = run.state in (RunState.DEAD, RunState.ENDED) or run.status.head.life is Life.DEAD
+        if over or (self._force and run.state is not RunState.RUNNING):
+            return self._clear(run)
+        self._refuse(run)
+        return False
 
     # --- a head that lives here -------------------------------------------------------------------------
 

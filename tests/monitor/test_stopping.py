@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -181,6 +182,15 @@ def test_workers_of_a_dead_head_that_do_not_leave_are_killed(
         assert ended, said
         assert "ended 1 worker(s)" in said
         assert alive([stubborn.pid]) == []
+
+
+def test_head_that_has_died_since_it_was_found_is_cleared_away(place: Path) -> None:
+    made_run(place / "clusterenv-a", head=DEAD)
+    found = replace(find_runs()[0], state=RunState.RUNNING)
+
+    assert Stopping(0.0, lambda _: None, force=False).stop([found])
+
+    assert list(place.iterdir()) == []
 
 
 def test_idle_notebook_is_not_ended_without_force(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
