@@ -20,6 +20,14 @@ LAUNCHERS = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of tests are not listed among those of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(params=LAUNCHERS)
 def launcher(request: pytest.FixtureRequest) -> LocalConfig:
     """Every way of running environments."""
