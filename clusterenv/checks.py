@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeGuard
@@ -10,6 +11,9 @@ from typing import TypeGuard
 import numpy as np
 
 from clusterenv.errors import ConfigError
+
+INTERFACE = r"[\w.:/@-]{1,64}"
+"""What names of interfaces, addresses and subnets are made of."""
 
 
 def unknown_key(where: str, key: str, known: set[str]) -> ConfigError:
@@ -31,13 +35,16 @@ def check_port_range(port_range: tuple[int, int] | None) -> None:
 def check_connection(
     shared_folder: str | Path | None,
     interface: str | None,
+    worker_interface: str | None,
     port_range: tuple[int, int] | None,
     queue_timeout_s: float | None,
 ) -> None:
     """Refuse options under which no worker would find the head."""
     if shared_folder is not None:
         folder("shared_folder", shared_folder)
-    one_line("interface", interface)
+    for name, value in (("interface", interface), ("worker_interface", worker_interface)):
+        if value is not None and not (isinstance(value, str) and re.fullmatch(INTERFACE, value, re.ASCII)):
+            raise ConfigError(name, value, 'an interface such as "ib0", an address, a subnet, or None')
     check_port_range(port_range)
     if queue_timeout_s is not None:
         positive("queue_timeout_s", queue_timeout_s)

@@ -109,6 +109,24 @@ def _doctor(words: list[str]) -> int:
     return main(words)
 
 
+def _status(words: list[str]) -> int:
+    from clusterenv.monitor.commands import status
+
+    return status(words)
+
+
+def _logs(words: list[str]) -> int:
+    from clusterenv.monitor.commands import logs
+
+    return logs(words)
+
+
+def _stop(words: list[str]) -> int:
+    from clusterenv.monitor.commands import stop
+
+    return stop(words)
+
+
 def _register(words: list[str]) -> int:
     from clusterenv.register_env import main
 
@@ -162,6 +180,9 @@ _COMMANDS = {
     "plot": _Command("plot", "draw the learning curves of runs", _plot),
     "bench": _Command("bench", "measure steps per second", _bench),
     "doctor": _Command("doctor", "check this host and a Slurm site before the first job", _doctor),
+    "status": _Command("status [RUN]", "show your runs, and the workers of one", _status),
+    "logs": _Command("logs RUN [RANK]", "show what the workers of a run have written", _logs),
+    "stop": _Command("stop RUN|--all", "end a run, or clear away what a killed one has left", _stop),
     "register": _Command("register", "register an environment of yours by name", _register),
     "envs": _Command("envs", "list every environment that can be asked for by name", _envs),
     "worker": _Command("worker", "run one worker by hand; launchers do this for you", _worker),

@@ -273,6 +273,8 @@ class SlurmConfig:
     """Folder for logs, which must exist on every node and is kept; none: the private folder of the run."""
     interface: str | None = None
     """Where the head listens: a network interface ("ib0"), an address or a subnet; none: everywhere."""
+    worker_interface: str | None = None
+    """From where workers connect: an interface, address or subnet of their host; none: as that routes."""
     port_range: tuple[int, int] | None = None
     """First and last TCP port the head may listen on; none: the system chooses."""
     queue_timeout_s: float | None = None
@@ -287,7 +289,13 @@ class SlurmConfig:
         self._check_resources()
         self._check_job()
         self._check_script()
-        check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
+        check_connection(
+            self.shared_folder,
+            self.interface,
+            self.worker_interface,
+            self.port_range,
+            self.queue_timeout_s,
+        )
         if self.log_folder is not None:
             folder("log_folder", self.log_folder)
 
@@ -379,6 +387,8 @@ class ManualConfig:
     folder of this machine, for workers here."""
     interface: str | None = None
     """Where the head listens: a network interface ("ib0"), an address or a subnet; none: everywhere."""
+    worker_interface: str | None = None
+    """From where workers connect: an interface, address or subnet of their host; none: as that routes."""
     port_range: tuple[int, int] | None = None
     """First and last TCP port the head may listen on; none: the system chooses."""
     queue_timeout_s: float | None = None
@@ -389,4 +399,10 @@ class ManualConfig:
         at_least("nodes", self.nodes, 1)
         if self.cpus_per_node is not None:
             at_least("cpus_per_node", self.cpus_per_node, 1)
-        check_connection(self.shared_folder, self.interface, self.port_range, self.queue_timeout_s)
+        check_connection(
+            self.shared_folder,
+            self.interface,
+            self.worker_interface,
+            self.port_range,
+            self.queue_timeout_s,
+        )

@@ -95,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
         gpus_per_node=options.gpus_per_node,
         setup=options.setup,
         interface=options.interface,
+        worker_interface=options.worker_interface,
         shared_folder=options.shared_folder,
     )
     check_this_host(diagnosis, config)
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         ("qos", "quality of service"),
         ("constraint", "features of the node"),
         ("interface", "where the head listens: an interface, an address or a subnet"),
+        ("worker-interface", "from where the node connects, likewise"),
     ):
         parser.add_argument(f"--{name}", help=what)
     parser.add_argument(
@@ -336,7 +338,9 @@ def _test_job(config: SlurmConfig, inbox: _Inbox) -> Iterator[tuple[Launcher, li
             heartbeat_s=5.0,
         )
         try:
-            connection = Connection.for_worker(keys, run_id, server.endpoints)
+            connection = Connection.for_worker(
+                keys, run_id, server.endpoints, interface=config.worker_interface
+            )
             argv: tuple[str, ...] = (sys.executable, "-m", "clusterenv.doctor", "--node")
             if config.shared_folder is None:
                 command = WorkerCommand(argv, secret_env=connection.to_env())
@@ -383,7 +387,8 @@ def _conclude(diagnosis: Diagnosis, config: SlurmConfig) -> None:
     if failed:
         diagnosis.title(f"{len(failed)} of these checks failed: {', '.join(failed)}")
         return
-    names = ("partition", "account", "qos", "constraint", "cpus_per_node", "gpus_per_node", "interface")
+    names = ["partition", "account", "qos", "constraint", "cpus_per_node", "gpus_per_node", "interface"]
+    names.append("worker_interface")
     settings = {name: getattr(config, name) for name in names} | diagnosis.settings
     default = SlurmConfig()
     shown = [f"{name}={value!r}" for name, value in settings.items() if value != getattr(default, name)]

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from clusterenv.config import EnvConfig
@@ -67,6 +67,17 @@ class Head:
         """Send through `link` from now on; `processes` are the workers', as their launcher sees them."""
         self._link = link
         self._roster.processes = processes
+
+    @property
+    def waiting(self) -> Mapping[int, str]:
+        """The workers, by rank, that wait in a queue, and why."""
+        return self._roster.waiting
+
+    @property
+    def published_version(self) -> int:
+        """The newest version of the policy; 0 before the first."""
+        snapshot = self._snapshot
+        return 0 if snapshot is None else snapshot.version
 
     def keep(self) -> None:
         """Notice lost workers and start replacements that are due."""

@@ -24,6 +24,7 @@ class Launched(Described):
 
     config: EnvConfig
     launcher: LauncherConfig
+    _name: str
 
     def __init__(self) -> None:
         """Nothing runs yet."""
@@ -59,7 +60,7 @@ class Launched(Described):
         facts = self._facts
         counts = deal(self.num_envs, self.launcher.nodes)
         config = replace(self.config, autoreset_mode=facts.autoreset_mode)
-        session = open_session(config, self.launcher, facts.source, counts, facts.layouts)
+        session = open_session(config, self.launcher, facts.source, counts, facts.layouts, self._name)
         self._run = Run.over(session, config, facts, self.num_envs)
         self._launched_by = by
         weakref.finalize(self, _close_run, self._run, os.getpid())  # when dropped, and at exit

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from clusterenv.commands import KINDS
 from clusterenv.errors import ClusterEnvError, EnvError, LaunchError, WorkerLost
@@ -55,6 +55,9 @@ class Processes(Protocol):
 
     def pending(self) -> Mapping[int, str]:
         """The workers, by rank, that wait in a queue, and why."""
+
+    def look_soon(self) -> None:
+        """Find out within moments what became of the workers: one was lost without the launcher's word."""
 
     def log_path(self, rank: int) -> Path | None:
         """Where the worker's output goes."""
@@ -204,3 +207,25 @@ def how_it_ended(ended: Ended) -> str:
     else:
         ending = "ended" if ended.exit_code is None else f"ended with exit code {ended.exit_code}"
     return f"{ending} ({ended.detail})" if ended.detail else ending
+
+
+def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
+    """One entry of `stats()["workers"]`."""
+    policy = peer.policy
+    version = 0 if policy is None else policy.policy_version
+    return {
+        "rank": peer.rank,
+        "host": peer.host,
+        "pid": None if peer.hello is None else peer.hello.pid,
+        "state": str(peer.state),
+        "steps": peer.earlier_steps + peer.steps,
+        "steps_per_s": peer.rate,
+        "policy_version": version,
+        "policy_lag": max(0, published - version) if policy is not None else 0,
+        "kl": 0.0 if policy is None else policy.kl,
+        "sync_count": 0 if policy is None else policy.sync_count,
+        "syncs_by_reason": {} if policy is None else dict(policy.syncs_by_reason),
+        "checks": 0 if policy is None else policy.checks,
+        "restarts": peer.incarnation,
+        "last_error": peer.last_error,
+    }

@@ -186,6 +186,8 @@ class Roster:
         """A worker is lost: `what` goes on from its name. A replacement is due if the options say so."""
         if peer.state in (State.AWAY, State.GONE) or self.closing:
             return
+        if ended is None and self.processes is not None:
+            self.processes.look_soon()
         now = time.monotonic()
         peer.lost_at.append(now)
         restarts = self.begun and self._config.on_worker_loss == "restart"

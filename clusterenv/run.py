@@ -9,8 +9,9 @@ from clusterenv.acting import Acting
 from clusterenv.calling import Calling
 from clusterenv.config import EnvConfig
 from clusterenv.facts import EnvFacts
+from clusterenv.peers import worker_stats
 from clusterenv.send_recv import SendRecv
-from clusterenv.session import LocalSession, SerialSession, worker_stats
+from clusterenv.session import LocalSession, SerialSession
 from clusterenv.stepping import Stepping
 
 

@@ -22,9 +22,11 @@ from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.errors import LaunchError, SetupTimeout, WorkerLost
 from clusterenv.head import POLL_S, Head
 from clusterenv.launchers import make_launcher
-from clusterenv.launchers.base import Launcher, WorkerCommand, WorkerState
+from clusterenv.launchers.base import AsksAround, Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout
 from clusterenv.peers import Ended, Peer
+from clusterenv.reporting import Description, Reporter
+from clusterenv.run_records import CONNECTION_FILE, FOLDER_PREFIX
 from clusterenv.sources import EnvSource
 from clusterenv.transport import CONNECTION_VARIABLE, Buffer, Connection, Envelope, RunKeys, Server
 from clusterenv.transport import messages as m
@@ -57,15 +59,19 @@ def open_session(
     source: EnvSource,
     counts: Sequence[int],
     layouts: tuple[SpaceLayout, SpaceLayout],
+    name: str,
 ) -> LocalSession | SerialSession:
-    """Start the workers and return once all have built their environments; nothing is left after an error."""
+    """Start the workers and return once all have built their environments; nothing is left after an error.
+
+    The environments' `name` is for people.
+    """
     noise_seed = secrets.randbits(62) if config.seed is None else int(config.seed) % (1 << 62)
     runners = _runners(launcher, counts)
     welcomes = _welcomes(config, source, counts, noise_seed, runners)
     head = Head(welcomes, config, (layouts[0].digest, layouts[1].digest))
     if isinstance(launcher, LocalConfig) and launcher.serial:
         return SerialSession(head)
-    return LocalSession(head, config, launcher)
+    return LocalSession(head, config, launcher, name)
 
 
 def _runners(launcher: LauncherConfig, counts: Sequence[int]) -> int:
@@ -190,7 +196,7 @@ def launch_script(launcher: LauncherConfig) -> str:
     if isinstance(launcher, SlurmConfig) and launcher.shared_folder is None:
         path, secret_env = None, {CONNECTION_VARIABLE: ""}
     else:
-        path, secret_env = run_dir / "connection.json", {}
+        path, secret_env = run_dir / CONNECTION_FILE, {}
     made = make_launcher(launcher, lambda rank: _worker_command(rank, path, secret_env), run_dir=run_dir)
     return made.request().script()
 
@@ -198,7 +204,7 @@ def launch_script(launcher: LauncherConfig) -> str:
 class LocalSession:
     """Worker processes of this machine (or of a launcher), connected over sockets."""
 
-    def __init__(self, head: Head, config: EnvConfig, launcher: LauncherConfig) -> None:
+    def __init__(self, head: Head, config: EnvConfig, launcher: LauncherConfig, name: str) -> None:
         """Open the server, start the workers and wait for them."""
         self.head = head
         self._config = config
@@ -211,13 +217,14 @@ class LocalSession:
         self._run_dir = make_run_dir(launcher)
         self._in_environment = isinstance(launcher, SlurmConfig) and launcher.shared_folder is None
         self._connection: Connection | None = None
+        self._reporter: Reporter | None = None
         try:
-            self._open(launcher)
+            self._open(launcher, name)
         except BaseException as error:
             self.close(keep_logs=isinstance(error, WorkerLost | SetupTimeout))  # these name the logs
             raise
 
-    def _open(self, launcher: LauncherConfig) -> None:
+    def _open(self, launcher: LauncherConfig, name: str) -> None:
         run_id = secrets.randbits(64)
         keys = RunKeys.generate()
         heartbeat_s = min(5.0, float(self._config.lease_s) / 2)
@@ -237,11 +244,15 @@ class LocalSession:
             self._server.endpoints,
             max_message_bytes=self._config.max_message_bytes,
             heartbeat_s=heartbeat_s,
+            interface=None if isinstance(launcher, LocalConfig) else launcher.worker_interface,
         )
         if not self._in_environment:
             self._connection.write(self._connection_path)
         self._launcher = make_launcher(launcher, self._command, run_dir=self._run_dir)
         self.head.attach(self._server, _LauncherProcesses(self._launcher))
+        run = Description(run_id, self._run_dir, name, launcher, self.head, self._launcher)
+        self._reporter = Reporter(self._run_dir, run)
+        self._reporter.begin()
         self._launcher.submit()
         self._keeper.start()
         if isinstance(launcher, LocalConfig):
@@ -250,6 +261,7 @@ class LocalSession:
             least = launcher.min_nodes if isinstance(launcher, SlurmConfig) else None
             self.head.wait_ready(least, launcher.queue_timeout_s)
             _warn_of_few_cores(launcher, self.head.peers)
+        self._reporter.report()
 
     def _keep(self) -> None:
         """On a thread of its own, for as long as the run lasts."""
@@ -261,7 +273,7 @@ class LocalSession:
 
     @property
     def _connection_path(self) -> Path:
-        return self._run_dir / "connection.json"
+        return self._run_dir / CONNECTION_FILE
 
     def _command(self, rank: int) -> WorkerCommand:
         assert self._connection is not None
@@ -291,6 +303,8 @@ class LocalSession:
             if not keep_logs:
                 ends.callback(shutil.rmtree, self._run_dir, ignore_errors=True)
             ends.callback(self._connection_path.unlink, missing_ok=True)
+            if self._reporter is not None:
+                ends.callback(self._reporter.end, keep=keep_logs)
             if self._server is not None:
                 ends.callback(self._server.close, timeout_s=1.0)
             if self._launcher is not None:
@@ -307,7 +321,7 @@ def make_run_dir(launcher: LauncherConfig) -> Path:
     parent = _parent_of_runs(launcher)
     try:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="clusterenv-", dir=parent))  # made 0700
+        return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))  # made 0700
     except OSError as error:
         raise LaunchError(
             f"no folder for the run can be made in {parent}: {error.strerror}; shared_folder names another "
@@ -350,6 +364,10 @@ class _LauncherProcesses:
     def pending(self) -> Mapping[int, str]:
         return {s.rank: s.detail for s in self._launcher.poll() if s.state is WorkerState.PENDING}
 
+    def look_soon(self) -> None:
+        if isinstance(self._launcher, AsksAround):
+            self._launcher.look_soon()
+
     def respawn(self, rank: int, incarnation: int) -> None:
         self._launcher.respawn(rank, incarnation)
 
@@ -358,25 +376,3 @@ class _LauncherProcesses:
 
     def log_tail(self, rank: int) -> str:
         return self._launcher.log_tail(rank)
-
-
-def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
-    """One entry of `stats()["workers"]`."""
-    policy = peer.policy
-    version = 0 if policy is None else policy.policy_version
-    return {
-        "rank": peer.rank,
-        "host": peer.host,
-        "pid": None if peer.hello is None else peer.hello.pid,
-        "state": str(peer.state),
-        "steps": peer.earlier_steps + peer.steps,
-        "steps_per_s": peer.rate,
-        "policy_version": version,
-        "policy_lag": max(0, published - version) if policy is not None else 0,
-        "kl": 0.0 if policy is None else policy.kl,
-        "sync_count": 0 if policy is None else policy.sync_count,
-        "syncs_by_reason": {} if policy is None else dict(policy.syncs_by_reason),
-        "checks": 0 if policy is None else policy.checks,
-        "restarts": peer.incarnation,
-        "last_error": peer.last_error,
-    }

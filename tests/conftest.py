@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from clusterenv import LocalConfig
+from clusterenv.monitor.finding import find_runs
 
 LAUNCHERS = {
     "serial": LocalConfig(serial=True),
@@ -17,6 +18,14 @@ LAUNCHERS = {
     "two workers": LocalConfig(nodes=2, cpus_per_node=1),
     "two runners": LocalConfig(nodes=1, cpus_per_node=2),
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of tests are not listed among those of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(params=LAUNCHERS)
@@ -27,15 +36,17 @@ def launcher(request: pytest.FixtureRequest) -> LocalConfig:
 
 @pytest.fixture
 def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails a test that leaves a process, a run folder or a shared-memory segment behind."""
+    """Fails a test that leaves a process, a run folder, its entry or a shared-memory segment behind."""
     folder = tmp_path / "run folders"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     processes, segments = _children(), set(Path("/dev/shm").iterdir())
     yield
     _, alive = psutil.wait_procs([child for child in _children() - processes], timeout=5)
     assert not [child.cmdline() for child in alive]
     assert not list(folder.glob("clusterenv-*"))
+    assert not find_runs([folder])
     new = set(Path("/dev/shm").iterdir()) - segments
     assert not [path for path in new if path.name.startswith("clusterenv")]
 

@@ -33,7 +33,7 @@ def test_help_lists_every_command(words: list[str], status: int, capsys: pytest.
     assert cli.main(words) == status
 
     output = capsys.readouterr().out
-    for name in ("train", "evaluate", "plot", "bench", "doctor", "register", "envs", "worker"):
+    for name in ("train", "evaluate", "plot", "bench", "doctor", "status", "logs", "stop", "register"):
         assert f"\n  clusterenv {name} " in output
 
 
@@ -42,7 +42,10 @@ def test_help_lists_every_command(words: list[str], status: int, capsys: pytest.
     [
         ("trian", "did you mean 'train'?"),
         ("workers", "did you mean 'worker'?"),
-        ("xyz", "there are: train, evaluate, plot, bench, doctor, register, envs, worker"),
+        (
+            "xyz",
+            "there are: train, evaluate, plot, bench, doctor, status, logs, stop, register, envs, worker",
+        ),
     ],
 )
 def test_unknown_command_is_answered_with_the_nearest(

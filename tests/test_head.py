@@ -29,6 +29,7 @@ from clusterenv.policy import Snapshot
 from clusterenv.roster import derived_seed
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
+from tests.processes import wait_until
 
 
 def welcome(rank: int, first: int, count: int) -> m.Welcome:
@@ -64,9 +65,14 @@ class Processes:
     def __init__(self) -> None:
         self.gone: dict[int, Ended] = {}
         self.respawned: list[tuple[int, int]] = []
+        self.queued: dict[int, str] = {}
+        self.looks = 0
 
     def pending(self) -> Mapping[int, str]:
-        return {}
+        return self.queued
+
+    def look_soon(self) -> None:
+        self.looks += 1
 
     def respawn(self, rank: int, incarnation: int) -> None:
         self.gone.pop(rank, None)
@@ -276,6 +282,86 @@ def test_worker_that_does_not_get_ready_is_named(wire: Wire) -> None:
     assert wire.head is not None
     with pytest.raises(SetupTimeout, match="worker 1 did not build"):
         wire.head.wait_ready()
+
+
+REASON = "Slurm job 12 is PENDING (Resources)"
+
+
+def come(wire: Wire, rank: int) -> None:
+    """The worker of `rank` has connected and built its environments."""
+    address = f"w{rank}".encode()
+    wire.say(msgspec.structs.replace(HELLO, rank=rank), address)
+    wire.say(READY, address)
+
+
+def test_run_begins_with_the_least_number_of_workers_while_the_others_are_in_a_queue() -> None:
+    with wired(lease_s=30.0) as wire:
+        assert wire.head is not None
+        wire.processes.queued[1] = REASON
+        come(wire, 0)
+
+        wire.head.wait_ready(1)
+
+        assert [peer.state for peer in wire.head.peers] == [State.READY, State.STARTING]
+        assert wire.head.waiting == {1: REASON}
+
+
+def test_worker_that_leaves_the_queue_joins_the_run_by_a_reset() -> None:
+    with wired(lease_s=30.0) as wire:
+        assert wire.head is not None
+        wire.answers[m.ResetCommand] = lambda _: m.ResetReply(infos=[])
+        wire.processes.queued[1] = REASON
+        come(wire, 0)
+        wire.head.wait_ready(1)
+
+        wire.processes.queued.clear()
+        come(wire, 1)
+
+        wire.head.wait_present()
+        assert [peer.state for peer in wire.head.peers] == [State.READY, State.READY]
+
+
+def test_worker_that_has_left_the_queue_is_waited_for_even_if_fewer_would_do() -> None:
+    with wired(lease_s=30.0) as wire:
+        assert wire.head is not None
+        come(wire, 0)
+
+        with pytest.raises(SetupTimeout, match="worker 1 did not reach the head within connect_timeout_s"):
+            wire.head.wait_ready(1)
+
+
+def test_queue_alone_does_not_begin_a_run() -> None:
+    with wired(lease_s=30.0) as wire:
+        assert wire.head is not None
+        wire.processes.queued.update({0: REASON, 1: REASON})
+
+        with pytest.raises(SetupTimeout, match=r"worker 0, 1 did not start within queue_timeout_s = 0.1 s"):
+            wire.head.wait_ready(1, 0.1)
+
+
+def test_wait_in_a_queue_has_its_own_limit_and_tells_the_reason() -> None:
+    with wired(lease_s=30.0, connect_timeout_s=0.05) as wire:
+        assert wire.head is not None
+        wire.processes.queued[1] = REASON
+        come(wire, 0)
+
+        with pytest.raises(SetupTimeout) as caught:
+            wire.head.wait_ready(None, 0.4)  # far longer than connect_timeout_s, which has not begun
+
+        assert str(caught.value) == f"worker 1 did not start within queue_timeout_s = 0.4 s: {REASON}"
+
+
+def test_launcher_is_asked_to_look_when_the_lease_tells_of_a_loss_and_not_when_it_told_itself() -> None:
+    with wired(lease_s=30.0, on_worker_loss="drop") as wire:
+        start(wire)
+        assert wire.head is not None
+        wire.processes.gone[0] = Ended(1, None)
+        wait_until(lambda: wire.head.peers[0].lost_at)
+        assert wire.processes.looks == 0
+
+        wire.head.peers[1].heard_at -= 60.0
+        wait_until(lambda: wire.head.peers[1].lost_at)
+        assert wire.processes.looks == 1
 
 
 def test_other_spaces_are_refused(wire: Wire) -> None:

@@ -7,7 +7,7 @@ import signal as signals
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 LOG_END_BYTES = 16 * 1024
 """A log is quoted from its last bytes only, so that a worker with a huge log costs no more than any other."""
@@ -127,12 +127,20 @@ class Launcher(Protocol):
         """
 
 
-def end_of_log(path: Path, lines: int) -> str:
-    """The last `lines` lines of the file at `path`; nothing if there is no such file."""
+@runtime_checkable
+class AsksAround(Protocol):
+    """A launcher that has to ask somebody what became of its workers, and does so only now and then."""
+
+    def look_soon(self) -> None:
+        """Ask within moments, since something has happened that the answer may explain."""
+
+
+def end_of_log(path: Path, lines: int, most_bytes: int = LOG_END_BYTES) -> str:
+    """The last `lines` lines of the file at `path`, in its last bytes; nothing if there is no such file."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, 2)
-            log.seek(max(0, size - LOG_END_BYTES))
+            log.seek(max(0, size - most_bytes))
             text = log.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

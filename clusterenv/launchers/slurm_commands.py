@@ -115,6 +115,17 @@ class Slurm:
             if "Invalid job id" not in error.stderr:  # 22.05 says so of steps that it has just signalled
                 raise
 
+    def jobs_of(self, run_dir: Path, clusters: str | None = None) -> list[str]:
+        """Numbers of this user's jobs, pending or running, whose script lies in `run_dir`.
+
+        Raises:
+            LaunchError: if Slurm does not answer.
+        """
+        argv = ["squeue", "--me", "--noheader", "--format=%F|%o", *_clusters(clusters)]
+        lines = run(argv, timeout_s=COMMAND_S, env=self.environ).stdout.splitlines()
+        found = [line.strip().partition("|") for line in lines]
+        return list(dict.fromkeys(job for job, _, command in found if command.startswith(f"{run_dir}/")))
+
     def partition(self, name: str) -> dict[str, str]:
         """Facts about a partition; none if Slurm does not answer."""
         try:
@@ -124,12 +135,15 @@ class Slurm:
             return {}
 
 
+def _clusters(names: str | None) -> tuple[str, ...]:
+    return () if names is None else (f"--clusters={names}",)
+
+
 def _by_cluster(jobs: Iterable[JobId]) -> dict[tuple[str, ...], list[str]]:
     """Numbers of jobs, by the option that names their cluster."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for job in jobs:
-        option = () if job.cluster is None else (f"--clusters={job.cluster}",)
-        groups.setdefault(option, []).append(job.number)
+        groups.setdefault(_clusters(job.cluster), []).append(job.number)
     return groups
 
 

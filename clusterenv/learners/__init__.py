@@ -24,7 +24,7 @@ def main(algorithm: str, argv: Sequence[str]) -> int:
         sys.stderr.write(f"clusterenv: there is no algorithm {algorithm!r}; {hint}\n")
         return 2
     module = import_module(f"clusterenv.learners.{algorithm}")
-    config = module.parse(argv)
+    config, launcher = module.parse(argv)
     with Interrupts() as interrupts:
-        module.train(config)
+        module.train(config, launcher)
     return interrupts.status

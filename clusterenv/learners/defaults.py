@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import field, make_dataclass
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-Config = TypeVar("Config", bound=Any)  # a frozen dataclass with `env_id` and defaults for all the rest
+from clusterenv import LocalConfig, SlurmConfig
+from clusterenv.errors import ConfigError
+from clusterenv.learners.launching import LAUNCHER_HELP, LauncherName, SlurmOptions, launcher_config
+
+Config = TypeVar("Config", bound=Any)  # a frozen dataclass with `env_id`, and defaults for the rest
 
 DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "ppo": {
@@ -38,16 +44,35 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 """By algorithm and environment: what differs from the defaults of the algorithm's config class."""
 
 
-def parse(algorithm: str, kind: type[Config], argv: Sequence[str]) -> Config:
-    """The options of `argv`, else the environment's defaults, else those of `kind`.
+def parse(
+    algorithm: str, kind: type[Config], argv: Sequence[str]
+) -> tuple[Config, LocalConfig | SlurmConfig]:
+    """The options of `argv`, else the environment's defaults, else those of `kind`; and where workers run.
 
     Exits, as commands do, on --help and on options that do not exist.
+
+    Raises:
+        ConfigError: if what is said of the launcher cannot work.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--env-id", "--env_id", dest="env_id")
-    env_id = first.parse_known_args(list(argv))[0].env_id
+    first.add_argument("--slurm.nodes", dest="nodes")
+    known = first.parse_known_args(list(argv))[0]
+    if known.nodes is not None:
+        raise ConfigError("slurm.nodes", known.nodes, "nothing, since --workers says how many nodes")
+    config = field()  # tyro shows the help, or says that --env-id is missing
+    if known.env_id is not None:
+        config = field(default=kind(env_id=known.env_id, **DEFAULTS[algorithm].get(known.env_id, {})))
+    line: Any = make_dataclass(
+        "Line",
+        [
+            ("config", Annotated[kind, tyro.conf.arg(name="")], config),
+            ("launcher", Annotated[LauncherName, tyro.conf.arg(help=LAUNCHER_HELP)], field(default="local")),
+            ("slurm", SlurmOptions, field(default=SlurmOptions())),
+        ],
+    )
     program = f"clusterenv train {algorithm}"
-    if env_id is None:  # then tyro shows the help, or says that --env-id is missing
-        return tyro.cli(kind, prog=program, args=list(argv))
-    default: Config = kind(env_id=env_id, **DEFAULTS[algorithm].get(env_id, {}))
-    return tyro.cli(kind, prog=program, args=list(argv), default=default)
+    given = tyro.cli(line, prog=program, description=inspect.getdoc(kind), args=list(argv))
+    return given.config, launcher_config(
+        given.launcher, given.slurm, given.config.workers, given.config.serial
+    )

@@ -321,6 +321,6 @@ def checkpoint(config: PPOConfig, steps: int, agent: Agent, optimizer: torch.opt
     )
 
 
-def parse(argv: Sequence[str]) -> PPOConfig:
-    """The options of a command line, over the defaults of its environment."""
+def parse(argv: Sequence[str]) -> tuple[PPOConfig, LocalConfig | SlurmConfig]:
+    """The options of a command line, over the defaults of its environment, and where the workers run."""
     return defaults.parse("ppo", PPOConfig, argv)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from clusterenv.errors import LaunchError
+from clusterenv.errors import ConnectError, LaunchError
 
 LOOPBACK = "127.0.0.1"
 
@@ -71,6 +71,36 @@ def choose(interfaces: Sequence[Interface], selection: str | None, *, preferred:
     return list(dict.fromkeys(item.address for item in chosen))
 
 
+def source_addresses(selection: str) -> list[str]:
+    """Addresses of this host that a connection may come from, those of loopback too.
+
+    Args:
+        selection: as in `candidate_addresses`.
+
+    Raises:
+        ConnectError: if there is none; lists the interfaces.
+    """
+    interfaces = read_interfaces()
+    if _is_own_address(selection):  # all of 127.0.0.0/8 is, though no interface lists it
+        return [selection]
+    chosen = [item.address for item in interfaces if item.up and _fits(item, selection)]
+    if not chosen:
+        listed = ", ".join(map(str, interfaces)) or "none"
+        raise ConnectError(
+            f"no interface of {socket.gethostname()} fits worker_interface {selection!r}; they are: {listed}"
+        )
+    return list(dict.fromkeys(chosen))
+
+
+def from_source(target: str, sources: Sequence[str]) -> str | None:
+    """The endpoint `target` as ZeroMQ connects to it from the first of `sources` that can; None: none can."""
+    if not sources:
+        return target
+    is_v6 = "[" in target
+    source = next((address for address in sources if (":" in address) == is_v6), None)
+    return None if source is None else f"{endpoint(source, 0)};{target.removeprefix('tcp://')}"
+
+
 def endpoint(address: str, port: int | str) -> str:
     """The address as ZeroMQ writes it."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
@@ -94,6 +124,16 @@ def _fits(item: Interface, selection: str) -> bool:
         return item.ip in ipaddress.ip_network(selection, strict=False)
     except ValueError:  # the name of an interface
         return False
+
+
+def _is_own_address(selection: str) -> bool:
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(selection).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((selection, 0))
+    except (ValueError, OSError):  # the name of an interface, a subnet, or an address of another host
+        return False
+    return True
 
 
 def _is_local(item: Interface) -> bool:

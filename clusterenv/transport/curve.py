@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import zmq
 from msgspec import Meta
 
 from clusterenv.errors import ConnectError, LaunchError
+from clusterenv.private_files import NotPrivate, require_private, write_private
 
 CONNECTION_VARIABLE = "CLUSTERENV_CONNECTION"
 """Environment variable that holds a connection where no folder is shared."""
@@ -59,6 +59,8 @@ class Connection:
     client_secret_key: Key = field(repr=False)
     max_message_bytes: Annotated[int, Meta(ge=1)] = MAX_MESSAGE_BYTES
     heartbeat_s: Annotated[float, Meta(gt=0)] = HEARTBEAT_S
+    interface: str | None = None
+    """From where the worker connects: an interface, address or subnet of its host; none: as that routes."""
 
     @classmethod
     def for_worker(
@@ -69,6 +71,7 @@ class Connection:
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         heartbeat_s: float = HEARTBEAT_S,
+        interface: str | None = None,
     ) -> Connection:
         """The workers' part of `keys`: the head's secret key stays with the head."""
         return cls(
@@ -79,6 +82,7 @@ class Connection:
             client_secret_key=keys.client_secret_key,
             max_message_bytes=max_message_bytes,
             heartbeat_s=heartbeat_s,
+            interface=interface,
         )
 
     def write(self, path: Path) -> None:
@@ -87,14 +91,12 @@ class Connection:
         Raises:
             LaunchError: if the folder cannot hold a private file.
         """
-        unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
-            _write_private(unfinished, msgspec.json.encode(self))
-            unfinished.replace(path)
+            write_private(path, msgspec.json.encode(self))
+        except NotPrivate as error:
+            raise LaunchError(f"it would hold keys: {error}") from error
         except OSError as error:
             raise LaunchError(f"cannot write the connection file {path}: {error.strerror}") from error
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     @classmethod
     def read(cls, path: Path) -> Connection:
@@ -108,7 +110,10 @@ class Connection:
         except OSError as error:
             raise ConnectError(f"cannot read the connection file {path}: {error.strerror}") from error
         with file:
-            _check_private(file.fileno(), path, ConnectError)
+            try:
+                require_private(file.fileno(), path)
+            except NotPrivate as error:
+                raise ConnectError(f"it holds keys: {error}") from error
             return cls._parse(file.read(1 << 16), str(path))
 
     def to_env(self) -> dict[str, str]:
@@ -141,22 +146,4 @@ def require_curve() -> None:
         raise LaunchError(
             f"this build of ZeroMQ ({zmq.zmq_version()}) has no CURVE encryption, and ClusterEnv opens no "
             "port without; install pyzmq's own wheel: pip install --force-reinstall --only-binary :all: pyzmq"
-        )
-
-
-def _write_private(path: Path, text: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        _check_private(handle, path, LaunchError)
-        file.write(text)
-        file.flush()
-        os.fsync(handle)
-
-
-def _check_private(handle: int, path: Path, error: type[LaunchError | ConnectError]) -> None:
-    mode = os.fstat(handle).st_mode & 0o777
-    if mode & 0o077:
-        raise error(
-            f"{path} holds keys but its mode is {mode:04o}; it must be 0600: `chmod 600` it, "
-            "or use a file system that keeps modes"
         )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import zmq
 
 from clusterenv.errors import ConnectError
+from clusterenv.transport.addresses import from_source, source_addresses
 from clusterenv.transport.curve import Connection
 from clusterenv.transport.sockets import ROUTING_ID_BYTES, Socket, bounded_socket, has_message
 
@@ -53,11 +54,16 @@ class Line:
         context: zmq.Context[Socket],
         connection: Connection,
         endpoint: str,
+        sources: Sequence[str],
         routing_id: bytes,
         failed_before: int | None = None,
     ) -> None:
-        """Begin to connect; `failed_before` is the event that ended the try before this one."""
+        """Begin to connect, from one of `sources` if there are any.
+
+        `failed_before` is the event that ended the try before this one.
+        """
         self.endpoint = endpoint
+        self._sources = sources
         self.routing_id = routing_id
         self.started = time.monotonic()
         self.retry_at = self.started + random.uniform(*_RETRY_S)  # jitter: a whole job may start at once
@@ -78,7 +84,7 @@ class Line:
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, connection.client_secret_key.encode())
         self.monitor = self.socket.get_monitor_socket(sum(_EVENTS))
         try:
-            self.socket.connect(endpoint)
+            self.socket.connect(from_source(endpoint, sources) or endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise ConnectError(
@@ -109,7 +115,7 @@ class Line:
         event = self.failed_before if self.failed_before and not self.ended else self.event
         told = "no answer" if event is None else _EVENTS[zmq.Event(event)]
         if event in _UNREACHABLE:
-            told = _plain_connect(self.endpoint) or told
+            told = _plain_connect(self.endpoint, self._sources) or told
         return f"{self.endpoint}: {told}"
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -129,14 +135,22 @@ def dial(
     """A line to the first endpoint at which the head of this run answers; with a random id unless given.
 
     Raises:
-        ConnectError: when the time is up, or sooner if the key was refused; lists what failed where.
+        ConnectError: when the time is up, or sooner if the key was refused; lists what failed where. At once
+            if this host has no interface that the connection asks for.
     """
     started = time.monotonic()
     deadline = started + timeout_s
+    sources = [] if connection.interface is None else source_addresses(connection.interface)
+    fitting = [each for each in endpoints if from_source(each, sources) is not None]
+    if not fitting:
+        raise ConnectError(
+            f"no endpoint of the head ({', '.join(endpoints)}) has the family of worker_interface "
+            f"{connection.interface!r}, which is {', '.join(sources)}"
+        )
     lines: dict[str, Line] = {}
     try:
         while True:
-            _start_lines(context, connection, endpoints, lines, routing_id)
+            _start_lines(context, connection, fitting, sources, lines, routing_id)
             _wait_for_news(lines, deadline)
             ready = [line for line in lines.values() if line.ready]
             if ready:
@@ -157,6 +171,7 @@ def _start_lines(
     context: zmq.Context[Socket],
     connection: Connection,
     endpoints: Sequence[str],
+    sources: Sequence[str],
     lines: dict[str, Line],
     routing_id: bytes | None,
 ) -> None:
@@ -173,7 +188,7 @@ def _start_lines(
             failed_before = line.event
             line.close()
         own_id = routing_id or random_routing_id()
-        lines[endpoint] = Line(context, connection, endpoint, own_id, failed_before)
+        lines[endpoint] = Line(context, connection, endpoint, sources, own_id, failed_before)
 
 
 def _wait_for_news(lines: dict[str, Line], deadline: float) -> None:
@@ -191,11 +206,12 @@ def random_routing_id() -> bytes:
     return b"w" + secrets.token_bytes(ROUTING_ID_BYTES - 1)
 
 
-def _plain_connect(endpoint: str) -> str | None:
+def _plain_connect(endpoint: str, sources: Sequence[str]) -> str | None:
     """Why a plain connection fails, in the system's words; ZeroMQ does not tell."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    source = next(((each, 0) for each in sources if (":" in each) == ("[" in host)), None)
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=0.5):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=0.5, source_address=source):
             return None
     except (OSError, OverflowError) as error:  # the latter for a port above 65535
         return str(getattr(error, "strerror", None) or error)

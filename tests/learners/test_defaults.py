@@ -8,6 +8,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
+from clusterenv.errors import ConfigError
 from clusterenv.learners import main
 from clusterenv.learners.defaults import DEFAULTS
 from clusterenv.learners.ppo import PPOConfig, parse
@@ -23,11 +24,11 @@ def test_every_row_of_the_table_is_for_an_environment_that_exists(env_id: str) -
     "flag", [["--env-id", "CartPole-v1"], ["--env-id=CartPole-v1"], ["--env_id", "CartPole-v1"]]
 )
 def test_command_line_starts_from_the_environments_row(flag: list[str]) -> None:
-    assert parse(flag) == PPOConfig(env_id="CartPole-v1", **DEFAULTS["ppo"]["CartPole-v1"])
+    assert parse(flag)[0] == PPOConfig(env_id="CartPole-v1", **DEFAULTS["ppo"]["CartPole-v1"])
 
 
 def test_flags_win_over_the_row() -> None:
-    config = parse(
+    config, _ = parse(
         ["--seed", "4", "--env-id", "CartPole-v1", "--num-steps", "7", "--hidden", "8", "9", "--run-dir", "x"]
     )
 
@@ -37,7 +38,7 @@ def test_flags_win_over_the_row() -> None:
 
 
 def test_environment_without_a_row_gets_the_defaults_of_the_algorithm() -> None:
-    assert parse(["--env-id", "Acrobot-v1"]) == PPOConfig(env_id="Acrobot-v1")
+    assert parse(["--env-id", "Acrobot-v1"])[0] == PPOConfig(env_id="Acrobot-v1")
 
 
 def test_help_tells_every_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +56,7 @@ def test_help_tells_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "--env-id"),
         (["--env-id", "CartPole-v1", "--sed", "1"], "--sed"),
-        (["--env-id", "CartPole-v1", "--gamma", "2"], "gamma is 2.0; expected a number from 0 to 1"),
+        (["--env-id", "CartPole-v1", "--launcher", "pbs"], "pbs"),
     ],
 )
 def test_wrong_command_line_exits_with_a_message(
@@ -66,6 +67,11 @@ def test_wrong_command_line_exits_with_a_message(
 
     assert stop.value.code == 2
     assert named in capsys.readouterr().err
+
+
+def test_value_that_cannot_work_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"gamma is 2.0; expected a number from 0 to 1"):
+        parse(["--env-id", "CartPole-v1", "--gamma", "2"])
 
 
 def test_unknown_algorithm_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -203,7 +203,7 @@ SMALL = ("--workers", "1", "--envs-per-worker", "8", "--serial", "--num-steps", 
 
 def small_run(folder: Path, env_id: str, *flags: str) -> tuple[list[dict[str, Any]], Checkpoint]:
     """The metrics and the checkpoint of a short run in this process."""
-    train(parse(["--env-id", env_id, "--run-dir", str(folder), *SMALL, *flags]))
+    train(*parse(["--env-id", env_id, "--run-dir", str(folder), *SMALL, *flags]))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines], Checkpoint.load(folder / "checkpoint.pt")
 
@@ -259,7 +259,7 @@ def test_run_stops_at_the_return_asked_for(tmp_path: Path) -> None:
 def test_cartpole_is_solved_by_the_defaults(tmp_path: Path) -> None:
     flags = ["--env-id", "CartPole-v1", "--run-dir", str(tmp_path / "run"), "--stop-at-return", "475"]
 
-    summary = train(parse(flags))
+    summary = train(*parse(flags))
 
     assert summary.episode_return is not None
     assert summary.episode_return >= 475

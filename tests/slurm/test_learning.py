@@ -18,19 +18,6 @@ ROOT = Path(__file__).parents[2]
 GOAL = 475.0
 WITHIN_S = 400.0
 
-TRAIN = """
-import dataclasses, json, sys
-from pathlib import Path
-from clusterenv import SlurmConfig
-from clusterenv.learners import ppo
-
-folder, mode = Path(sys.argv[1]), sys.argv[2]
-options = ["--env-id", "CartPole-v1", "--envs-per-worker", "16", "--stop-at-return", "475"]
-config = ppo.parse([*options, "--run-dir", str(folder / "run")])
-summary = ppo.train(config, SlurmConfig(nodes=4, mode=mode, shared_folder=folder / "runs"))
-(folder / "summary.json").write_text(json.dumps(dataclasses.asdict(summary)))
-"""
-
 
 @pytest.mark.parametrize("mode", ["sbatch", "srun"])
 def test_ppo_learns_cartpole_over_four_nodes(
@@ -42,9 +29,11 @@ def test_ppo_learns_cartpole_over_four_nodes(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'registry'}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    words = [sys.executable, str(script), str(tmp_path), mode]
+    run = tmp_path / "run"
+    words = [sys.executable, "-m", "clusterenv", "train", "ppo", "--env-id", "CartPole-v1"]
+    words += ["--envs-per-worker", "16", "--stop-at-return", str(GOAL), "--run-dir", str(run)]
+    words += ["--launcher", "slurm", "--workers", str(len(NODES)), "--slurm.mode", mode]
+    words += ["--slurm.shared-folder", str(tmp_path / "runs")]
     output = tmp_path / "output.txt"
     if mode == "srun":
         options = (f"--nodes={len(NODES)}", "--ntasks-per-node=1", "--cpus-per-task=2")
@@ -52,7 +41,7 @@ def test_ppo_learns_cartpole_over_four_nodes(
     else:
         with output.open("w") as file:
             subprocess.run(words, stdout=file, stderr=file, timeout=WITHIN_S, check=False)
-    summary = tmp_path / "summary.json"
+    summary = run / "summary.json"
     assert summary.exists(), output.read_text()
     result = json.loads(summary.read_text())
     record("solved after", f"{result['steps']} steps, {result['seconds']:.0f} s")

@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from clusterenv.errors import LaunchError
-from clusterenv.transport.addresses import Interface, candidate_addresses, choose, endpoint, read_interfaces
+from clusterenv.errors import ConnectError, LaunchError
+from clusterenv.transport.addresses import (
+    Interface,
+    candidate_addresses,
+    choose,
+    endpoint,
+    from_source,
+    read_interfaces,
+    source_addresses,
+)
 
 CLUSTER_NODE = [
     Interface("lo", "127.0.0.1"),
@@ -70,3 +78,36 @@ def test_this_host_has_loopback_and_never_offers_it() -> None:
     except LaunchError:
         return  # a sandbox without a network
     assert not [address for address in offered if address.startswith("127.") or address == "::1"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [("127.0.0.1", ["127.0.0.1"]), ("127.0.0.2", ["127.0.0.2"]), ("127.0.0.0/8", ["127.0.0.1"])],
+)
+def test_source_is_an_own_address_loopback_too(selection: str, expected: list[str]) -> None:
+    assert source_addresses(selection) == expected
+
+
+def test_source_may_be_the_name_of_an_interface() -> None:
+    assert "127.0.0.1" in source_addresses("lo")
+
+
+@pytest.mark.parametrize("selection", ["ib77", "203.0.113.7", "203.0.113.0/24"])
+def test_source_that_is_not_here_is_answered_with_what_is(selection: str) -> None:
+    with pytest.raises(ConnectError, match=rf"fits worker_interface '{selection}'; they are: .*lo 127.0.0.1"):
+        source_addresses(selection)
+
+
+@pytest.mark.parametrize(
+    ("target", "sources", "expected"),
+    [
+        ("tcp://10.0.0.1:5", [], "tcp://10.0.0.1:5"),
+        ("tcp://10.0.0.1:5", ["fd00::2", "10.0.0.2"], "tcp://10.0.0.2:0;10.0.0.1:5"),
+        ("tcp://[fd00::1]:5", ["10.0.0.2", "fd00::2"], "tcp://[fd00::2]:0;[fd00::1]:5"),
+        ("tcp://[fd00::1]:5", ["10.0.0.2"], None),
+    ],
+)
+def test_source_of_the_same_family_stands_before_the_target(
+    target: str, sources: list[str], expected: str | None
+) -> None:
+    assert from_source(target, sources) == expected

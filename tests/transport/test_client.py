@@ -274,3 +274,59 @@ def test_close_ends_in_time_when_the_head_is_gone(start_run: StartRun) -> None:
     client.close(0.3)
 
     assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("interface", ["127.0.0.2", "127.0.0.0/8", "lo"])
+def test_client_reaches_the_head_from_the_interface_it_was_given(run: Run, interface: str) -> None:
+    client = run.client(interface=interface)
+
+    client.send(m.Ack(), sequence=3)
+
+    assert run.get().sequence == 3
+
+
+def test_connection_comes_from_the_address_it_was_given() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        connection = Connection.for_worker(
+            RunKeys.generate(), RUN_ID, [f"tcp://127.0.0.1:{port}"], interface="127.0.0.2"
+        )
+        failing = threading.Thread(target=failure, args=(connection, 0.5))
+        failing.start()
+        peer, address = listener.accept()
+        peer.close()
+        failing.join(DEADLINE_S)
+
+    assert address[0] == "127.0.0.2"
+
+
+def test_interface_that_is_not_here_fails_at_once_and_names_those_that_are(closed_port: int) -> None:
+    connection = Connection.for_worker(
+        RunKeys.generate(), RUN_ID, [f"tcp://127.0.0.1:{closed_port}"], interface="ib77"
+    )
+
+    text, seconds = failure(connection, DEADLINE_S)
+
+    assert "fits worker_interface 'ib77'; they are: " in text
+    assert "lo 127.0.0.1" in text
+    assert seconds < DEADLINE_S / 2
+
+
+def test_endpoint_of_another_family_than_the_interface_is_not_tried(closed_port: int) -> None:
+    endpoints = [f"tcp://[::1]:{closed_port}"]
+    connection = Connection.for_worker(RunKeys.generate(), RUN_ID, endpoints, interface="127.0.0.2")
+
+    text, _ = failure(connection, DEADLINE_S)
+
+    assert text == (
+        f"no endpoint of the head ({endpoints[0]}) has the family of worker_interface '127.0.0.2', "
+        "which is 127.0.0.2"
+    )
+
+
+def test_refused_port_is_told_of_an_own_source_too(closed_port: int) -> None:
+    connection = Connection.for_worker(
+        RunKeys.generate(), RUN_ID, [f"tcp://127.0.0.1:{closed_port}"], interface="127.0.0.2"
+    )
+
+    assert f"tcp://127.0.0.1:{closed_port}: Connection refused" in failure(connection, 0.3)[0]

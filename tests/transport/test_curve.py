@@ -132,7 +132,7 @@ def test_connection_file_that_others_may_use_is_refused(
     connection.write(path)
     path.chmod(mode)
 
-    with pytest.raises(ConnectError, match=f"holds keys but its mode is {mode:04o}.*0600"):
+    with pytest.raises(ConnectError, match=f"holds keys: .* its mode is {mode:04o}.*0600"):
         Connection.read(path)
 
 

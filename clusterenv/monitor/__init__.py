@@ -1,0 +1,1 @@
+"""The commands that look after runs from outside: `clusterenv status`, `logs` and `stop`."""
