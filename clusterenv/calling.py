@@ -43,7 +43,7 @@ def checked_rows(indices: object, num_envs: int, name: str = "indices") -> Ids:
     """
     if indices is None:
         return np.arange(num_envs, dtype=np.int64)
-    listed = indices.tolist() if isinstance(indices, np.ndarray) else indices
+    listed = indices.tolist() if isinstance(indices, np.ndarray) and indices.ndim else indices
     rows = [listed] if is_int(listed) else listed
     if (
         not isinstance(rows, list | tuple | range)
