@@ -240,7 +240,7 @@ def test_run_goes_on_while_the_controller_is_away(lab: Lab, slurm_config: MakeCo
         env.reset(seed=0)
         lab.save(*lab.active())
         lab.host("kill-node", "ctl")
-        env._session._launcher.look_soon()  # type: ignore[union-attr]
+        env._run.session._launcher.look_soon()  # type: ignore[union-attr]
         end = time.monotonic() + 60
         slowest_s = 0.0
         while time.monotonic() < end:

@@ -131,7 +131,7 @@ def test_head_listens_where_it_is_told_and_offers_no_loopback(lab: Lab, slurm_co
     )
     with ClusterEnv([partial(Count, 7)], config) as env:
         env.reset(seed=0)
-        (endpoint,) = env._session._server.endpoints  # type: ignore[union-attr]
+        (endpoint,) = env._run.session._server.endpoints  # type: ignore[union-attr]
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     assert host == lab.head_address
     assert 45100 <= int(port) <= 45140
