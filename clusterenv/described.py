@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from clusterenv.errors import UseAfterClose
 from clusterenv.facts import EnvFacts
@@ -50,6 +50,11 @@ class Described(VectorEnv[Any, Any, Any]):
     def metadata(self) -> dict[str, Any]:  # type: ignore[override]
         """The environment's metadata, with the autoreset mode of `step`."""
         return dict(self._known().metadata)
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        """When `step` resets an environment whose episode has ended."""
+        return self._facts.autoreset_mode
 
     @property
     def spec(self) -> EnvSpec | None:  # type: ignore[override]

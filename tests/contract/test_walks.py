@@ -69,6 +69,7 @@ def test_serial_env_walks_as_gymnasium_does(
         assert env.observation_space == reference.observation_space
         assert env.action_space == reference.action_space
         assert env.metadata == reference.metadata
+        assert env.autoreset_mode == reference.autoreset_mode
         walk(Pair(env, reference), mode, np.random.default_rng(seed), MOVES, {})
 
 
