@@ -59,9 +59,9 @@ def require_extra(spec: EnvSpec) -> None:
     Raises:
         MissingExtra: if not.
     """
-    for prefix, module in _NEEDS.items():
-        if str(spec.entry_point).startswith(prefix):
-            require_module(module, spec.id)
+    module = _needed(spec)
+    if module is not None:
+        require_module(module, spec.id)
 
 
 def require_module(module: str, name: str) -> None:
@@ -72,9 +72,23 @@ def require_module(module: str, name: str) -> None:
     """
     if importlib.util.find_spec(module) is None:
         raise MissingExtra(
-            f"{name!r} needs {module}, which is not installed for {_here()}: "
-            f'pip install "clusterenv-rl[{_EXTRAS[module]}]"'
+            f"{name!r} needs {module}, which is not installed for {_here()}: {_install(module)}"
         )
+
+
+def install_command(spec: EnvSpec) -> str | None:
+    """The command that installs what `spec` needs and is not installed here; None: nothing."""
+    module = _needed(spec)
+    return _install(module) if module is not None and importlib.util.find_spec(module) is None else None
+
+
+def _needed(spec: EnvSpec) -> str | None:
+    entry_point = str(spec.entry_point)
+    return next((module for prefix, module in _NEEDS.items() if entry_point.startswith(prefix)), None)
+
+
+def _install(module: str) -> str:
+    return f'pip install "clusterenv-rl[{_EXTRAS[module]}]"'
 
 
 def import_registering(module: str, name: str) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from clusterenv_registry.entry import (
     Broken,
@@ -24,7 +24,7 @@ from clusterenv_registry.errors import RegistrationError, RegistryError, StoreEr
 
 FORMAT = 1
 LOCK_TIMEOUT_S = 30.0
-FOUND = ("sha256", "observation_space", "action_space")
+FOUND: Final = ("sha256", "observation_space", "action_space")
 """What a check finds and an entry keeps."""
 
 
