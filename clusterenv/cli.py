@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import signal
 import sys
@@ -137,17 +138,21 @@ def _envs(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="clusterenv envs", description="List every environment that can be asked for by name."
     )
-    parser.parse_args(words)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_args(words)
     from clusterenv_registry.catalogue import contents
+    from clusterenv_registry.listing import described, line
 
     catalogue = contents()
     width = max(len(entry.name) for entry in catalogue.entries)
     for broken in catalogue.broken:
         sys.stderr.write(f"clusterenv: {broken.owner} is broken: {broken.problem}\n{broken.traceback}")
     try:
-        for entry in catalogue.entries:
-            source = "" if str(entry.source) == entry.name else f": {entry.source}"
-            sys.stdout.write(f"{entry.name:{width}}  {entry.owner}{source}\n")
+        if options.json:
+            json.dump([described(entry) for entry in catalogue.entries], sys.stdout, indent=1)
+        else:
+            for entry in catalogue.entries:
+                sys.stdout.write(f"{entry.name:{width}}  {line(entry)}\n")
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone, as `| head` does; Python must not find the pipe again when it exits.

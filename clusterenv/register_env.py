@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from clusterenv_registry import RegistryError, register, store
-from clusterenv_registry.entry import FileSource
+from clusterenv_registry import CheckError, RegistryError, register, store
+from clusterenv_registry.checking import check
+from clusterenv_registry.entry import Entry, FileSource, as_item, stored_source
 
 __all__ = ["register", "register_env"]
 
@@ -22,36 +25,72 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     adds = options.name is not None and options.path is not None
-    if [adds, options.list, options.remove is not None].count(True) != 1:
-        parser.error("expected --name with --path, or --list, or --remove")
+    asked = [adds, options.list, options.show is not None, options.remove is not None]
+    if asked.count(True) != 1 or (options.name is None) != (options.path is None):
+        parser.error("expected --name with --path, or one of --list, --show, --remove")
     try:
         if options.list:
-            return _list()
+            return _list(as_json=options.json)
+        if options.show is not None:
+            return _show(options.show, as_json=options.json)
         if options.remove is not None:
             return _remove(options.remove)
-        return _add(options.name, options.path, replace=options.replace)
+        env_kwargs = None if options.no_check else options.env_kwargs
+        return _add(options.name, options.path, env_kwargs, replace=options.replace)
     except RegistryError as error:
-        sys.stderr.write(f"register_env: {error}\n")
+        trace = error.remote_traceback if isinstance(error, CheckError) else ""
+        sys.stderr.write(f"{trace}register_env: {error}\n")
         return 2
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="register_env",
-        description='Register an environment by name: {"type": NAME} then means it in every script of yours.',
-        usage="%(prog)s [-h] (--name NAME --path FILE.py[:CLASS] [--replace] | --list | --remove NAME)",
+        description='Register an environment by name: {"type": NAME} then means it in every script of yours, '
+        "on every node.",
+        usage="%(prog)s [-h] (--name NAME --path SOURCE [--replace] [--env-kwargs JSON | --no-check] | "
+        "--list [--json] | --show NAME [--json] | --remove NAME)",
     )
     parser.add_argument("--name", help="what scripts will call the environment")
-    parser.add_argument("--path", metavar="FILE.py[:CLASS]", help="the file, and the class if it has several")
-    parser.add_argument("--replace", action="store_true", help="NAME may stand for another file so far")
+    parser.add_argument(
+        "--path",
+        metavar="SOURCE",
+        help="a file or the folder of a package, with :CLASS if it has several; or package.module:CLASS",
+    )
+    parser.add_argument("--replace", action="store_true", help="NAME may stand for something else so far")
+    checks = parser.add_mutually_exclusive_group()
+    checks.add_argument(
+        "--env-kwargs", metavar="JSON", type=_mapping, default={}, help="arguments to check it with"
+    )
+    checks.add_argument("--no-check", action="store_true", help="do not try it out, as where it cannot run")
     parser.add_argument("--list", action="store_true", help="show what is registered")
+    parser.add_argument("--show", metavar="NAME", help="show all that is known of NAME")
     parser.add_argument("--remove", metavar="NAME", help="forget NAME")
+    parser.add_argument("--json", action="store_true", help="list and show as JSON, for programs")
     return parser
 
 
-def _add(name: str, path: str, *, replace: bool) -> int:
-    source = FileSource.parse(path)
-    store.add(name, source, replace=replace)
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text} is no JSON object, such as '{{\"length\": 5}}'")
+    return value
+
+
+def _add(name: str, path: str, env_kwargs: Mapping[str, Any] | None, *, replace: bool) -> int:
+    """Store the environment, once it was tried with `env_kwargs` if there are any."""
+    source = stored_source(path)
+    store.require_free(name, source, replace=replace)
+    found = {} if not isinstance(source, FileSource) else {"sha256": _sha256(source)}
+    if env_kwargs is not None:
+        checked = check(source, env_kwargs)
+        found |= {"observation_space": checked.observation_space, "action_space": checked.action_space}
+        for warning in checked.warnings:
+            sys.stderr.write(f"register_env: Gymnasium's checker says: {warning}\n")
+    store.add(name, source, found, replace=replace)
     sys.stdout.write(f"{name} is registered as {source}\n")
     return 0
 
@@ -62,16 +101,52 @@ def _remove(name: str) -> int:
     return 0
 
 
-def _list() -> int:
+def _list(*, as_json: bool) -> int:
     stored = store.read()
-    width = max(map(len, stored.entries), default=0)
-    for name, entry in sorted(stored.entries.items()):
-        sys.stdout.write(f"{name:{width}}  {entry.source}\n")
+    entries = [stored.entries[name] for name in sorted(stored.entries)]
+    if as_json:
+        sys.stdout.write(json.dumps([_facts(entry) for entry in entries], indent=1) + "\n")
+    else:
+        width = max(map(len, stored.entries), default=0)
+        for entry in entries:
+            sys.stdout.write(f"{entry.name:{width}}  {entry.source}\n")
     for broken in stored.broken:
         sys.stderr.write(f"register_env: {broken.name or broken.owner}: {broken.problem}\n")
-    if not stored.entries and not stored.broken:
+    if not entries and not stored.broken and not as_json:
         sys.stdout.write("nothing is registered yet; add an environment with --name and --path\n")
     return 2 if stored.broken else 0
+
+
+def _show(name: str, *, as_json: bool) -> int:
+    facts = _facts(store.get(name))
+    if as_json:
+        sys.stdout.write(json.dumps(facts, indent=1) + "\n")
+        return 0
+    for key, value in facts.items():
+        sys.stdout.write(f"{key.replace('_', ' '):18} {'-' if value is None else value}\n")
+    return 0
+
+
+def _facts(entry: Entry) -> dict[str, str | None]:
+    """All that is known of a stored entry, and whether its code is still what was checked."""
+    facts: dict[str, str | None] = {"name": entry.name, **as_item(entry.source), **entry.found}
+    if isinstance(entry.source, FileSource) and "sha256" in entry.found:
+        facts["state"] = _state(entry.source, entry.found["sha256"])
+    return facts
+
+
+def _state(source: FileSource, sha256: str) -> str:
+    try:
+        now = _sha256(source)
+    except RegistryError as error:
+        return str(error)
+    return "as it was registered" if now == sha256 else "changed since it was registered"
+
+
+def _sha256(source: FileSource) -> str:
+    from clusterenv_registry import code
+
+    return code.read(source).sha256
 
 
 if __name__ == "__main__":

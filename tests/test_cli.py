@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
 import signal
@@ -137,7 +139,9 @@ def test_envs_lists_names_with_their_source(
 ) -> None:
     monkeypatch.setenv("CLUSTERENV_HOME", str(tmp_path / "home"))
     (tmp_path / "maze.py").write_text("")
-    assert cli.main(["register", "--name", "Maze", "--path", str(tmp_path / "maze.py")]) == 0
+    assert cli.main(["register", "--name", "Maze", "--path", str(tmp_path / "maze.py"), "--no-check"]) == 0
+    pole = "gymnasium.envs.classic_control:CartPoleEnv"
+    assert cli.main(["register", "--name", "Pole", "--path", pole]) == 0
     capsys.readouterr()
 
     assert cli.main(["envs"]) == 0
@@ -145,6 +149,23 @@ def test_envs_lists_names_with_their_source(
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert ["Maze", f"file {tmp_path}/home/environments.json: {tmp_path}/maze.py"] in lines
     assert ["LunarLander-v3", "Gymnasium"] in lines
+    [told] = [text for name, text in lines if name == "Pole"]
+    assert f"{pole}; Box(" in told
+    assert told.endswith("-> Discrete(2)")
+
+
+def test_envs_are_listed_for_programs_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mujoco" else real(name))
+
+    assert cli.main(["envs", "--json"]) == 0
+
+    listed = {env["name"]: env for env in json.loads(capsys.readouterr().out)}
+    assert listed["MujocoAnt"]["source"] == "Ant-v5"
+    assert listed["MujocoAnt"]["missing"] == 'pip install "clusterenv-rl[mujoco]"'
+    assert listed["CartPole-v1"]["missing"] is None
 
 
 def test_worker_passes_its_three_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

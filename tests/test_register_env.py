@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
@@ -11,6 +12,17 @@ import clusterenv
 from clusterenv import register_env
 from clusterenv_registry import resolve
 
+MAZE = """
+import gymnasium as gym
+class Maze(gym.Env):
+    observation_space = action_space = gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 1, {}
+    def step(self, action):
+        return 1, 0.0, False, False, {}
+"""
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -21,12 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def env_file(tmp_path: Path) -> Path:
     path = tmp_path / "maze.py"
-    path.write_text(
-        "import gymnasium as gym\n"
-        "class Maze(gym.Env):\n"
-        "    observation_space = action_space = gym.spaces.Discrete(2)\n"
-        "    def reset(self, *, seed=None, options=None): return 1, {}\n"
-    )
+    path.write_text(MAZE)
     return path
 
 
@@ -64,7 +71,7 @@ def test_registered_file_can_be_asked_for_by_name(env_file: Path) -> None:
     [
         (
             ["--name", "Maze", "--path", "/no/such/maze.py"],
-            "/no/such/maze.py is missing; expected the path of",
+            "/no/such/maze.py is missing; expected a .py file",
         ),
         (["--name", "a maze", "--path", "FILE"], "an environment cannot be called 'a maze'"),
         (
@@ -107,7 +114,7 @@ def test_command_line_that_asks_for_nothing_or_two_things_is_refused(
         register_env.main(arguments)
 
     assert caught.value.code == 2
-    assert "expected --name with --path, or --list, or --remove" in capsys.readouterr().err
+    assert "expected --name with --path, or one of --list, --show, --remove" in capsys.readouterr().err
 
 
 def test_list_reports_a_damaged_entry_after_the_good_ones(
@@ -124,6 +131,89 @@ def test_list_reports_a_damaged_entry_after_the_good_ones(
     assert status == 2
     assert output.out == f"Maze  {env_file}\n"
     assert output.err.startswith("register_env: Bad: a damaged entry, 7; remove it with --remove")
+
+
+def test_show_tells_all_that_is_known_and_whether_the_code_has_changed(
+    env_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_env.main(["--name", "Maze", "--path", str(env_file)])
+    capsys.readouterr()
+
+    assert register_env.main(["--show", "Maze", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    env_file.write_text(MAZE + "# more")
+    assert register_env.main(["--show", "Maze"]) == 0
+    shown = capsys.readouterr().out
+
+    assert facts.pop("sha256")
+    assert facts == {
+        "name": "Maze",
+        "path": str(env_file),
+        "attribute": None,
+        "observation_space": "Discrete(2)",
+        "action_space": "Discrete(2)",
+        "state": "as it was registered",
+    }
+    assert "state              changed since it was registered" in shown
+    assert register_env.main(["--show", "Other"]) == 2
+
+
+def test_list_can_be_read_by_programs(env_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    register_env.main(["--list", "--json"])
+    register_env.main(
+        ["--name", "Pole", "--path", "gymnasium.envs.classic_control:CartPoleEnv", "--no-check"]
+    )
+    register_env.main(["--list", "--json"])
+
+    first, told, rest = capsys.readouterr().out.split("\n", 2)
+    assert json.loads(first) == []
+    assert told == "Pole is registered as gymnasium.envs.classic_control:CartPoleEnv"
+    assert json.loads(rest) == [{"name": "Pole", "target": "gymnasium.envs.classic_control:CartPoleEnv"}]
+    assert resolve("Pole", None, {}, ())().reset(seed=0)[0].shape == (4,)
+
+
+def test_environment_that_fails_its_check_is_not_registered(
+    env_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env_file.write_text(MAZE.replace("return 1, 0.0", "raise KeyError(action)  #"))
+
+    assert register_env.main(["--name", "Maze", "--path", str(env_file)]) == 2
+    told = capsys.readouterr().err
+    assert "register_env: " in told.splitlines()[-1]
+    assert "fails in reset and step: KeyError" in told.splitlines()[-1]
+    assert "maze.py" in told
+
+    assert register_env.main(["--name", "Maze", "--path", str(env_file), "--no-check"]) == 0
+
+
+def test_environment_is_checked_with_its_arguments(
+    env_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env_file.write_text(
+        MAZE.replace("    def reset", "    def __init__(self, size): self.size = size\n    def reset")
+    )
+    add = ["--name", "Maze", "--path", str(env_file)]
+
+    assert register_env.main(add) == 2
+    assert "missing 1 required positional argument: 'size'" in capsys.readouterr().err
+    assert register_env.main([*add, "--env-kwargs", '{"size": 3}']) == 0
+    with pytest.raises(SystemExit):
+        register_env.main([*add, "--env-kwargs", "[3]"])
+    assert "[3] is no JSON object" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_file_of_a_checkout_runs_as_a_script(home: Path) -> None:
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, str(root / "clusterenv" / "register_env.py"), "--list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=home.parent,
+    )
+    assert done.stdout.startswith("nothing is registered yet")
 
 
 def test_module_and_package_offer_one_function() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from clusterenv_registry.catalogue import register, resolve
     from clusterenv_registry.errors import (
+        CheckError,
         MissingExtra,
         RegistrationError,
         RegistryError,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from clusterenv_registry.hookspecs import hookimpl
 
 __all__ = [
+    "CheckError",
     "MissingExtra",
     "RegistrationError",
     "RegistryError",

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterenv_registry import store
+from clusterenv_registry.classic import CLASSIC
 from clusterenv_registry.entry import (
     GYMNASIUM,
     Broken,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _registered: dict[str, Entry] = {}
 
 _SHOWN_SUGGESTIONS = 3
+_CALLER = 5
+"""Frames from a warning up to who asked for the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +89,19 @@ def resolve(
         UnknownEnvironment: if no source offers the name, or the two arguments do not fit together.
         RegistryError: if the environment is known and cannot be made, as far as that shows here.
     """
+    from clusterenv_registry import code
     from clusterenv_registry.loading import EnvFactory, require_extra
 
     entry = find(_wanted(type_, env_name))
-    if isinstance(entry.source, SpecSource):
-        require_extra(entry.source.spec)
-    if isinstance(entry.source, FileSource) and not Path(entry.source.path).is_file():
-        raise SourceError(f"{entry.name!r} is registered as {entry.source}, and that file is gone")
-    return EnvFactory(entry.name, entry.source, dict(env_kwargs), tuple(wrappers))
+    source: Source | code.Code = entry.source
+    if isinstance(source, SpecSource):
+        require_extra(source.spec)
+    if isinstance(source, FileSource):
+        try:
+            source = code.read(source)
+        except SourceError as error:
+            raise SourceError(f"{entry.name!r} is registered as {source}; {error}") from error
+    return EnvFactory(entry.name, source, dict(env_kwargs), tuple(wrappers))
 
 
 def find(name: str) -> Entry:
@@ -129,9 +137,15 @@ def contents() -> Catalogue:
     from clusterenv_registry import plugins
 
     stored, installed = store.read(), plugins.installed()
-    ids = [Entry(spec.id, SpecSource(spec), "Gymnasium") for spec in gymnasium.registry.values()]
+    specs = gymnasium.registry
+    ids = [Entry(spec.id, SpecSource(spec), "Gymnasium") for spec in specs.values()]
+    classic = [
+        Entry(name, SpecSource(specs[env_id]), "ClusterEnv")
+        for name, env_id in CLASSIC.items()
+        if env_id in specs
+    ]
     return Catalogue(
-        (*_registered.values(), *stored.entries.values(), *installed.entries, *ids),
+        (*_registered.values(), *stored.entries.values(), *installed.entries, *classic, *ids),
         (*stored.broken, *installed.broken),
     )
 
@@ -156,7 +170,7 @@ def _gymnasium_entry(name: str) -> Entry:
 
     from clusterenv_registry.loading import import_registering, require_module
 
-    module, _, env_id = name.rpartition(":")
+    module, _, env_id = CLASSIC.get(name, name).rpartition(":")
     if module:
         import_registering(module, name)
     elif name.startswith("ALE/"):
@@ -165,8 +179,23 @@ def _gymnasium_entry(name: str) -> Entry:
     try:
         spec = gymnasium.spec(env_id)
     except gymnasium.error.Error:
-        raise _unknown(name) from None
+        newest = _newest(env_id)
+        if newest is None:
+            raise _unknown(name) from None
+        missing = "is no longer in Gymnasium" if _version(env_id) >= 0 else "names no version"
+        warnings.warn(f"{env_id!r} {missing}; {newest.id!r} is used instead", stacklevel=_CALLER)
+        spec = newest
     return Entry(name, SpecSource(_portable(spec), module or None), "Gymnasium")
+
+
+def _newest(env_id: str) -> EnvSpec | None:
+    """The newest version of the environment that `env_id` is an older version of, or names without one."""
+    import gymnasium
+
+    base = _without_version(env_id)
+    versions = [spec for spec in gymnasium.registry.values() if _without_version(spec.id) == base]
+    newest = max(versions, key=lambda spec: _version(spec.id), default=None)
+    return newest if newest is not None and _version(newest.id) > _version(env_id) else None
 
 
 def _portable(spec: EnvSpec) -> EnvSpec:

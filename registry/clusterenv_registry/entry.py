@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,7 +47,10 @@ class ImportSource:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A Python file and the class in it; without `attribute`, the one environment that it defines."""
+    """A Python file or the folder of a package, and what in it makes the environment.
+
+    Without `attribute` that is the one environment class that it defines, or its function `make_env`.
+    """
 
     path: str
     attribute: str | None = None
@@ -58,10 +61,10 @@ class FileSource:
 
     @classmethod
     def parse(cls, text: str) -> FileSource:
-        """The source that `file.py` or `file.py:Class` stands for, its path absolute.
+        """The source that `file.py` or `folder`, perhaps with `:Class`, stands for, its path absolute.
 
         Raises:
-            RegistrationError: if there is no such file, or it is no Python file, or `Class` is no name.
+            RegistrationError: if there is no such file or package, or `Class` is no name.
         """
         path_text, attribute = text, None
         if ":" in text and not Path(text).exists():
@@ -69,9 +72,13 @@ class FileSource:
             if not attribute.isidentifier():
                 raise RegistrationError(f"{attribute!r} in {text!r} is no class name; expected file.py:Class")
         path = Path(path_text).expanduser().absolute()
-        if not path.is_file() or path.suffix != ".py":
-            seen = "a folder" if path.is_dir() else "not a Python file" if path.exists() else "missing"
-            raise RegistrationError(f"{path} is {seen}; expected the path of a .py file, or file.py:Class")
+        is_package = (path / "__init__.py").is_file() and path.name.isidentifier()
+        if not is_package and not (path.is_file() and path.suffix == ".py"):
+            seen = "no package" if path.is_dir() else "not a Python file" if path.exists() else "missing"
+            raise RegistrationError(
+                f"{path} is {seen}; expected a .py file or the folder of a package, perhaps with :Class, "
+                "or package.module:Class"
+            )
         return cls(str(path), attribute)
 
 
@@ -98,6 +105,8 @@ class Entry:
     source: Source
     owner: str
     """Who offers it, for people: a plugin, a file, Gymnasium, this process."""
+    found: Mapping[str, str] = field(default_factory=dict)
+    """What its check found when it was registered: its spaces, and the SHA-256 of its code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,46 @@ class Broken:
     name: str | None = None
     """The environment concerned, where that is known."""
     traceback: str = ""
+
+
+def stored_source(text: str) -> FileSource | ImportSource:
+    """What a user may register for all scripts: a file, a package's folder, or "package.module:Class".
+
+    Raises:
+        RegistrationError: if `text` is none of these.
+    """
+    before = text.partition(":")[0]
+    if _TARGET.fullmatch(text) and not before.endswith(".py") and not Path(before).exists():
+        return ImportSource(text)
+    return FileSource.parse(text)
+
+
+def as_item(source: Source) -> dict[str, str | None]:
+    """The source as JSON holds it.
+
+    Raises:
+        RegistrationError: if it belongs to this process and cannot be kept in a file.
+    """
+    if isinstance(source, ImportSource):
+        return {"target": source.target}
+    if isinstance(source, FileSource):
+        return {"path": source.path, "attribute": source.attribute}
+    raise RegistrationError(f"{source} belongs to this process; expected a file, a package or module:Class")
+
+
+def from_item(item: object) -> FileSource | ImportSource:
+    """The source that `as_item` turned into `item`.
+
+    Raises:
+        RegistrationError: if `item` is anything else.
+    """
+    if isinstance(item, dict):
+        target, path, attribute = (item.get(name) for name in ("target", "path", "attribute"))
+        if isinstance(target, str) and _TARGET.fullmatch(target):
+            return ImportSource(target)
+        if isinstance(path, str) and (attribute is None or isinstance(attribute, str)):
+            return FileSource(path, attribute)
+    raise RegistrationError(f"a damaged entry, {item!r}; remove it with --remove and register it again")
 
 
 def source_of(value: object) -> Source:

@@ -31,3 +31,12 @@ class SourceError(RegistryError, ImportError):
 
 class StoreError(RegistryError, OSError):
     """The file of registered environments cannot be read or written."""
+
+
+class CheckError(RegistryError, ValueError):
+    """An environment did not pass its check; `remote_traceback` is that of its own code."""
+
+    def __init__(self, message: str, remote_traceback: str = "") -> None:
+        """Say `message`."""
+        super().__init__(message)
+        self.remote_traceback = remote_traceback

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import importlib
 import importlib.util
 import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from clusterenv_registry.entry import CallableSource, FileSource, ImportSource, Source, SpecSource
+from clusterenv_registry.code import Code, module_of
+from clusterenv_registry.entry import CallableSource, ImportSource, SpecSource
 from clusterenv_registry.errors import MissingExtra, SourceError
+
+MAKE_ENV = "make_env"
+"""A function of this name makes the environment of its file, from all of `env_kwargs` as one dict."""
 
 _EXTRAS = {"Box2D": "box2d", "mujoco": "mujoco", "ale_py": "atari"}
 """Module -> our extra that installs it."""
@@ -31,7 +34,7 @@ class EnvFactory:
     """Makes one environment at each call. It pickles, and needs only this package where it is called."""
 
     name: str
-    source: Source
+    source: CallableSource | ImportSource | SpecSource | Code
     env_kwargs: Mapping[str, Any]
     wrappers: tuple[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]], ...] = ()
 
@@ -42,7 +45,7 @@ class EnvFactory:
             SourceError: if its source cannot be loaded here, or makes something else than an environment.
             MissingExtra: if a package that it needs is not installed here.
         """
-        env = _build(self.source, dict(self.env_kwargs))
+        env = load(self.source)(**self.env_kwargs)
         if not isinstance(env, gym.Env):
             raise SourceError(f"{self.name!r} ({self.source}) made {env!r}; expected a gymnasium.Env")
         for wrapper in self.wrappers:
@@ -56,9 +59,9 @@ def require_extra(spec: EnvSpec) -> None:
     Raises:
         MissingExtra: if not.
     """
-    for prefix, module in _NEEDS.items():
-        if str(spec.entry_point).startswith(prefix):
-            require_module(module, spec.id)
+    module = _needed(spec)
+    if module is not None:
+        require_module(module, spec.id)
 
 
 def require_module(module: str, name: str) -> None:
@@ -69,9 +72,23 @@ def require_module(module: str, name: str) -> None:
     """
     if importlib.util.find_spec(module) is None:
         raise MissingExtra(
-            f"{name!r} needs {module}, which is not installed for {_here()}: "
-            f'pip install "clusterenv-rl[{_EXTRAS[module]}]"'
+            f"{name!r} needs {module}, which is not installed for {_here()}: {_install(module)}"
         )
+
+
+def install_command(spec: EnvSpec) -> str | None:
+    """The command that installs what `spec` needs and is not installed here; None: nothing."""
+    module = _needed(spec)
+    return _install(module) if module is not None and importlib.util.find_spec(module) is None else None
+
+
+def _needed(spec: EnvSpec) -> str | None:
+    entry_point = str(spec.entry_point)
+    return next((module for prefix, module in _NEEDS.items() if entry_point.startswith(prefix)), None)
+
+
+def _install(module: str) -> str:
+    return f'pip install "clusterenv-rl[{_EXTRAS[module]}]"'
 
 
 def import_registering(module: str, name: str) -> None:
@@ -89,19 +106,25 @@ def import_registering(module: str, name: str) -> None:
         ) from error
 
 
-def _build(source: Source, env_kwargs: dict[str, Any]) -> object:
+def load(source: CallableSource | ImportSource | SpecSource | Code) -> Callable[..., object]:
+    """What makes the environment of `source`, given its keyword arguments; its code has run.
+
+    Raises:
+        SourceError: if it cannot be loaded here.
+        MissingExtra: if a package that it needs is not installed here.
+    """
     match source:
         case CallableSource(factory):
-            return factory(**env_kwargs)
+            return factory
         case ImportSource(target):
-            return _imported(target)(**env_kwargs)
-        case FileSource():
-            return _from_file(source)(**env_kwargs)
+            return _imported(target)
+        case Code():
+            return _from_code(source)
         case SpecSource(spec, module):
             if module:
                 import_registering(module, str(source))
             require_extra(spec)
-            return gym.make(spec, **env_kwargs)
+            return functools.partial(gym.make, spec)
 
 
 def _imported(target: str) -> Callable[..., Any]:
@@ -115,53 +138,47 @@ def _imported(target: str) -> Callable[..., Any]:
     return _callable(value, target)
 
 
-def _from_file(source: FileSource) -> Callable[..., Any]:
-    module = _module_of(Path(source.path))
-    if source.attribute is None:
-        return _only_environment(module)
-    if not hasattr(module, source.attribute):
-        known = ", ".join(_environments(module)) or "none"
-        raise SourceError(f"{source.path} has no {source.attribute!r}; environments in it: {known}")
-    return _callable(getattr(module, source.attribute), str(source))
+def _from_code(code: Code) -> Callable[..., object]:
+    module = module_of(code)
+    name = code.source.attribute
+    if name is None:
+        maker = _only_maker(code, module)
+    elif hasattr(module, name):
+        maker = _callable(getattr(module, name), str(code))
+    else:
+        known = ", ".join(_makers(module)) or "none"
+        raise SourceError(f"{code.source.path} has no {name!r}; environments in it: {known}")
+    if maker is getattr(module, MAKE_ENV, None) and not isinstance(maker, type):
+        return lambda **env_kwargs: maker(env_kwargs)
+    return maker
 
 
-def _module_of(path: Path) -> ModuleType:
-    """The module of a file, run once in a process for each content that the file has had."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read on {socket.gethostname()}: {error.strerror}") from error
-    name = f"_clusterenv_file_{hashlib.sha256(str(path).encode() + content).hexdigest()[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module  # dataclasses and pickle look their module up while it runs
-    try:
-        exec(compile(content, str(path), "exec"), module.__dict__)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _only_environment(module: ModuleType) -> Callable[..., Any]:
-    found = _environments(module)
+def _only_maker(code: Code, module: ModuleType) -> Callable[..., Any]:
+    found = _makers(module)
     if len(found) == 1:
         return next(iter(found.values()))
+    path = code.source.path
     if not found:
-        raise SourceError(f"{module.__file__} defines no subclass of gymnasium.Env")
-    choices = ", ".join(f"{module.__file__}:{name}" for name in found)
-    raise SourceError(f"{module.__file__} defines several environments; register one of {choices}")
+        raise SourceError(
+            f"{path} defines no subclass of gymnasium.Env and no function {MAKE_ENV}(env_config)"
+        )
+    choices = ", ".join(f"{path}:{name}" for name in found)
+    raise SourceError(f"{path} defines several environments; register one of {choices}")
 
 
-def _environments(module: ModuleType) -> dict[str, type[gym.Env[Any, Any]]]:
-    return {
+def _makers(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The environment classes of a module, or else its function `make_env`.
+
+    A package's are those that its `__init__.py` has at hand, wherever in the package they are written.
+    """
+    found: dict[str, Callable[..., Any]] = {
         name: value
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, gym.Env) and not issubclass(value, gym.Wrapper)
-        if value.__module__ == module.__name__ and not name.startswith("_")
+        if f"{value.__module__}.".startswith(f"{module.__name__}.") and not name.startswith("_")
     }
+    make_env = getattr(module, MAKE_ENV, None)
+    return {MAKE_ENV: make_env} if callable(make_env) else found
 
 
 def _callable(value: object, target: str) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ Sole owner of the pluggy manager.
 from __future__ import annotations
 
 import functools
+import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,21 +35,20 @@ def installed() -> Plugins:
 
 def load(points: Iterable[EntryPoint]) -> Plugins:
     """The environments of the plugins behind `points`, each loaded apart from the others."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
     entries: list[Entry] = []
     broken: list[Broken] = []
-    for point in sorted(points, key=_owner):
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    for owner, point in sorted(((_owner(point), point) for point in points), key=lambda pair: pair[0]):
         try:
-            entries.extend(_entries(manager, point))
+            entries.extend(_entries(manager, point, owner))
         except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin can raise anything; others must go on
             summary = f"{type(error).__name__}: {error}"
-            broken.append(Broken(_owner(point), summary, traceback=traceback.format_exc()))
+            broken.append(Broken(owner, summary, traceback=traceback.format_exc()))
     return Plugins(tuple(entries), tuple(broken))
 
 
-def _entries(manager: pluggy.PluginManager, point: EntryPoint) -> list[Entry]:
-    owner = _owner(point)
+def _entries(manager: pluggy.PluginManager, point: EntryPoint, owner: str) -> list[Entry]:
     plugin = point.load()
     manager.register(plugin, name=owner)
     try:
@@ -72,5 +72,9 @@ def _mapping(answer: object) -> Mapping[str, object]:
 
 
 def _owner(point: EntryPoint) -> str:
-    distribution = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
-    return f"plugin {point.name}{distribution}"
+    if point.dist is None:
+        return f"plugin {point.name}"
+    # Two lines of it are wanted, and importlib would parse all of it as an e-mail, at each look.
+    metadata = point.dist.read_text("METADATA") or point.dist.read_text("PKG-INFO") or ""
+    name, version = (re.search(rf"^{key}: (.*)", metadata, re.MULTILINE) for key in ("Name", "Version"))
+    return f"plugin {point.name} of {name and name[1]} {version and version[1]}"

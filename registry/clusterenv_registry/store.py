@@ -6,16 +6,26 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from clusterenv_registry.entry import Broken, Entry, FileSource, check_name
+from clusterenv_registry.entry import (
+    Broken,
+    Entry,
+    FileSource,
+    ImportSource,
+    as_item,
+    check_name,
+    from_item,
+)
 from clusterenv_registry.errors import RegistrationError, RegistryError, StoreError
 
 FORMAT = 1
 LOCK_TIMEOUT_S = 30.0
+FOUND: Final = ("sha256", "observation_space", "action_space")
+"""What a check finds and an entry keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +57,52 @@ def read() -> Stored:
     broken: list[Broken] = []
     for name, item in items.items():
         try:
-            entries[name] = Entry(check_name(name), _source(item), f"file {path}")
+            found = {key: str(item[key]) for key in FOUND if isinstance(item, dict) and key in item}
+            entries[name] = Entry(check_name(name), from_item(item), f"file {path}", found)
         except RegistryError as error:
             broken.append(Broken(f"file {path}", str(error), name=name))
     return Stored(entries, tuple(broken))
 
 
-def add(name: str, source: FileSource, *, replace: bool = False) -> None:
+def add(
+    name: str,
+    source: FileSource | ImportSource,
+    found: Mapping[str, str] | None = None,
+    *,
+    replace: bool = False,
+) -> None:
     """`name` stands for `source` from now on, for every process of this user.
+
+    Args:
+        name: what scripts say.
+        source: where it comes from.
+        found: what its check found, by the keys of `FOUND`.
+        replace: whether `name` may stand for another source so far.
 
     Raises:
         RegistrationError: if it stands for another source and `replace` is false.
         StoreError: if the file cannot be read or written.
     """
-    check_name(name)
-    item = {"path": source.path, "attribute": source.attribute}
     with _changing() as items:
-        if items.get(name, item) != item and not replace:
-            raise RegistrationError(
-                f"{name!r} is already registered as {_shown(items[name])}; --replace makes it {source}"
-            )
-        items[name] = item
+        require_free(name, source, items, replace=replace)
+        items[name] = {**as_item(source), **(found or {})}
+
+
+def require_free(
+    name: str, source: FileSource | ImportSource, items: Mapping[str, Any] | None = None, *, replace: bool
+) -> None:
+    """Return if `name` may stand for `source`, among `items` or else what is stored now.
+
+    Raises:
+        RegistrationError: if it stands for another source and `replace` is false.
+        StoreError: if the file cannot be read.
+    """
+    check_name(name)
+    items = _items(location()) if items is None else items
+    if name in items and not replace and _shown(items[name]) != str(source):
+        raise RegistrationError(
+            f"{name!r} is already registered as {_shown(items[name])}; --replace makes it {source}"
+        )
 
 
 def remove(name: str) -> None:
@@ -81,6 +116,23 @@ def remove(name: str) -> None:
         if name not in items:
             raise RegistrationError(f"{name!r} is not registered; there are: {', '.join(items) or 'none'}")
         del items[name]
+
+
+def get(name: str) -> Entry:
+    """The entry called `name`.
+
+    Raises:
+        RegistrationError: if there is none.
+        StoreError: if it is damaged, or the file is.
+    """
+    stored = read()
+    for broken in stored.broken:
+        if broken.name in (name, None):
+            raise StoreError(f"{name!r} in {broken.owner}: {broken.problem}")
+    if name not in stored.entries:
+        known = ", ".join(stored.entries) or "none"
+        raise RegistrationError(f"{name!r} is not registered; there are: {known}")
+    return stored.entries[name]
 
 
 @contextlib.contextmanager
@@ -134,16 +186,8 @@ def _write(path: Path, document: dict[str, Any]) -> None:
         raise
 
 
-def _source(item: object) -> FileSource:
-    if isinstance(item, dict):
-        path, attribute = item.get("path"), item.get("attribute")
-        if isinstance(path, str) and (attribute is None or isinstance(attribute, str)):
-            return FileSource(path, attribute)
-    raise StoreError(f"a damaged entry, {item!r}; remove it with --remove and register it again")
-
-
 def _shown(item: object) -> str:
     try:
-        return str(_source(item))
-    except StoreError as error:
+        return str(from_item(item))
+    except RegistrationError as error:
         return str(error)

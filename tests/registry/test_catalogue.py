@@ -21,6 +21,7 @@ from clusterenv_registry import (
     store,
 )
 from clusterenv_registry.catalogue import contents, find
+from clusterenv_registry.classic import CLASSIC
 from clusterenv_registry.entry import FileSource
 
 PLUGIN = """
@@ -76,7 +77,9 @@ def test_stored_file_that_is_gone_is_an_error_where_the_name_is_asked_for(env_fi
     store.add("Counter", FileSource(str(env_file)))
     env_file.unlink()
 
-    with pytest.raises(SourceError, match=r"'Counter' is registered as .*counter.py, and that file is gone"):
+    with pytest.raises(
+        SourceError, match=r"'Counter' is registered as .*counter.py; .*counter.py is not there"
+    ):
         resolve("Counter", None, {}, ())
 
 
@@ -125,9 +128,32 @@ def test_register_refuses_another_thing_under_a_known_name_unless_told_to_replac
 
 
 @pytest.mark.parametrize(
+    ("name", "newest", "told"),
+    [
+        ("LunarLander-v2", "LunarLander-v3", "'LunarLander-v2' is no longer in Gymnasium"),
+        ("CartPole", "CartPole-v1", "'CartPole' names no version"),
+    ],
+)
+def test_id_of_an_older_version_stands_for_the_newest_with_one_warning(
+    name: str, newest: str, told: str
+) -> None:
+    with pytest.warns(UserWarning, match=f"{told}; '{newest}' is used instead") as caught:
+        entry = find(name)
+
+    assert len(caught) == 1
+    assert str(entry.source) == newest
+
+
+def test_classic_names_stand_for_pinned_ids() -> None:
+    assert str(find("MujocoAnt").source) == "Ant-v5"
+    for name, env_id in CLASSIC.items():
+        assert str(find(name).source) == env_id
+
+
+@pytest.mark.parametrize(
     ("name", "suggestion"),
     [
-        ("LunarLander-v2", "LunarLander-v3"),
+        ("LunarLander-v7", "LunarLander-v3"),
         ("LunarLandr-v3", "LunarLander-v3"),
         ("cartpole", "CartPole-v1"),
         ("MountainCar-v7", "MountainCar-v0"),

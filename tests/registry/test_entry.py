@@ -39,8 +39,8 @@ def test_file_source_accepts_a_path_that_holds_a_colon(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("missing.py", "missing.py is missing; expected the path of a .py file"),
-        ("folder", "folder is a folder; expected"),
+        ("missing.py", "missing.py is missing; expected a .py file"),
+        ("folder", "folder is no package; expected"),
         ("notes.txt", "notes.txt is not a Python file; expected"),
         ("counter.py:1st", "'1st' in .* is no class name; expected file.py:Class"),
     ],

@@ -9,13 +9,13 @@ import cloudpickle
 import gymnasium as gym
 import pytest
 
-from clusterenv_registry import MissingExtra, SourceError
+from clusterenv_registry import MissingExtra, SourceError, code
 from clusterenv_registry.entry import CallableSource, FileSource, ImportSource, SpecSource
 from clusterenv_registry.loading import EnvFactory, require_extra
 
 
 def _made(source: Any, **env_kwargs: Any) -> gym.Env[Any, Any]:
-    return EnvFactory("Test", source, env_kwargs)()
+    return EnvFactory("Test", code.read(source) if isinstance(source, FileSource) else source, env_kwargs)()
 
 
 def test_factory_loads_the_only_environment_of_a_file(env_file: Path) -> None:
@@ -35,7 +35,10 @@ def test_factory_runs_a_file_once_and_again_when_it_changed(env_file: Path) -> N
 
 def test_factory_survives_a_pickle(env_file: Path) -> None:
     factory = EnvFactory(
-        "Test", FileSource(str(env_file), "Counter"), {"start": 3}, (gym.wrappers.FlattenObservation,)
+        "Test",
+        code.read(FileSource(str(env_file), "Counter")),
+        {"start": 3},
+        (gym.wrappers.FlattenObservation,),
     )
 
     env = cloudpickle.loads(cloudpickle.dumps(factory))()
@@ -88,7 +91,7 @@ def test_wrapper_classes_and_imported_environments_of_a_file_do_not_count(env_fi
 
 
 def test_missing_file_names_the_path_and_the_host(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"gone.py cannot be read on \S+: No such file"):
+    with pytest.raises(SourceError, match=r"gone.py is not there on \S+"):
         _made(FileSource(str(tmp_path / "gone.py")))
 
 

@@ -143,9 +143,9 @@ def test_processes_that_add_at_once_lose_nothing() -> None:
         "import sys\n"
         "from clusterenv_registry import store\n"
         "from clusterenv_registry.entry import FileSource\n"
-        "for i in range(10): store.add(f'Env{sys.argv[1]}-{i}', FileSource('/envs/e.py'))"
+        "for i in range(3): store.add(f'Env{sys.argv[1]}-{i}', FileSource('/envs/e.py'))"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", script, str(number)]) for number in range(6)]
-    assert [process.wait(timeout=60) for process in processes] == [0] * 6
+    processes = [subprocess.Popen([sys.executable, "-c", script, str(number)]) for number in range(100)]
+    assert [process.wait(timeout=100) for process in processes] == [0] * 100
 
-    assert set(store.read().entries) == {f"Env{number}-{i}" for number in range(6) for i in range(10)}
+    assert set(store.read().entries) == {f"Env{number}-{i}" for number in range(100) for i in range(3)}

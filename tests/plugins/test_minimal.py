@@ -1,0 +1,67 @@
+"""The plugin to copy is built, installed into a fresh virtual environment, and trained on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "plugins" / "clusterenv-minimal"
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a virtual environment with the plugin, which finds all else where this one does."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    python = folder / "bin" / "python"
+    site = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+    beside = [str(ROOT), str(ROOT / "registry"), sysconfig.get_path("purelib")]
+    (Path(site) / "beside.pth").write_text("\n".join(beside) + "\n")
+    source = folder / "source"
+    shutil.copytree(PLUGIN, source)
+    run(python, "-m", "pip", "install", "-q", "--no-deps", str(source))
+    return python
+
+
+def run(python: Path, *words: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [str(python), *words],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_is_listed_with_its_owner(python: Path) -> None:
+    listed = run(python, "-m", "clusterenv", "envs")
+    owner = "plugin minimal of clusterenv-minimal 0.1.0: clusterenv_minimal.corridor:Corridor"
+    assert owner in listed
+
+
+def test_ppo_learns_it_over_two_workers(python: Path, tmp_path: Path) -> None:
+    words = ["--env-id", "Corridor", "--workers", "2", "--envs-per-worker", "8", "--total-steps", "16384"]
+    run(python, "-m", "clusterenv", "train", "ppo", *words, "--seed", "1", "--run-dir", "run", cwd=tmp_path)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["episode_return"] > 0.9  # the shortest way of seven steps gives 0.94
+
+
+def test_its_own_tests_pass(python: Path, tmp_path: Path) -> None:
+    shutil.copytree(PLUGIN / "tests", tmp_path / "tests")
+    assert "3 passed" in run(
+        python, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "tests"), cwd=tmp_path
+    )
