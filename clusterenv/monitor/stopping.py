@@ -114,7 +114,7 @@ class Stopping:
 
     def _clear(self, run: FoundRun) -> bool:
         """Whether nothing is left: jobs cancelled, workers ended, the folder removed."""
-        if not run.folder.exists() and run.status.head.life is not Life.ELSEWHERE:
+        if not run.has_folder and run.status.head.life is not Life.ELSEWHERE:
             self._say(f"run {run.short_id}: has ended\n")
             strike(run.status)
             return True
@@ -122,6 +122,11 @@ class Stopping:
         if cleared and read_folder(run.folder) is not None:  # which is this user's alone
             shutil.rmtree(run.folder, ignore_errors=True)
             self._say(f"run {run.short_id}: removed {run.folder}\n")
+        elif cleared and run.has_folder:
+            self._say(
+                f"run {run.short_id}: {run.folder} stays, since it is not a folder of this run that only "
+                "this user can enter\n"
+            )
         if cleared:
             strike(run.status)
         return cleared

@@ -254,9 +254,22 @@ def test_folder_that_is_no_longer_private_is_not_removed(place: Path) -> None:
     runs = find_runs()
     (place / "clusterenv-a").chmod(0o755)
 
-    Stopping(0.0, lambda _: None, force=True).stop(runs)
+    said: list[str] = []
+    Stopping(0.0, said.append, force=True).stop(runs)
 
     assert (place / "clusterenv-a").exists()
+    assert f"{place}/clusterenv-a stays, since it is not a folder of this run" in "".join(said)
+
+
+def test_folder_that_was_replaced_by_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
+    made_run(place / "clusterenv-a", head=DEAD)
+    runs = find_runs()
+    (place / "clusterenv-a").rename(tmp_path / "moved")
+    (place / "clusterenv-a").symlink_to(tmp_path / "moved")
+
+    Stopping(0.0, lambda _: None, force=True).stop(runs)
+
+    assert (tmp_path / "moved" / "status.json").exists()
 
 
 # --- Slurm, by programs that answer as it does ----------------------------------------------------------
