@@ -105,6 +105,8 @@ def write_status(folder: Path, status: RunStatus) -> None:
     Raises:
         OSError: if it cannot be written.
     """
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "a link has taken the place of the run's folder", str(folder))
     write_private(folder / STATUS_FILE, status.encoded(), durable=False)
 
 
