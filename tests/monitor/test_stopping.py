@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -259,6 +260,18 @@ def test_folder_that_is_no_longer_private_is_not_removed(place: Path) -> None:
 
     assert (place / "clusterenv-a").exists()
     assert f"{place}/clusterenv-a stays, since it is not a folder of this run" in "".join(said)
+
+
+def test_folder_that_somebody_else_is_removing_is_not_said_to_stay(place: Path) -> None:
+    made_run(place / "clusterenv-a", head=DEAD)
+    runs = find_runs()
+    (place / "clusterenv-a" / "status.json").unlink()
+    threading.Timer(0.2, (place / "clusterenv-a").rmdir).start()
+
+    said: list[str] = []
+    assert Stopping(0.0, said.append, force=False).stop(runs)
+
+    assert said == []
 
 
 def test_folder_that_was_replaced_by_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
