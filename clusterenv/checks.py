@@ -54,7 +54,13 @@ def folder(name: str, value: object) -> None:
     """Refuse what is no absolute path of a folder."""
     if not isinstance(value, str | Path) or not str(value).isprintable() or "\\" in str(value):
         raise ConfigError(name, value, "the path of a folder, of one line and without backslashes")
-    if not Path(value).expanduser().is_absolute():
+    try:
+        absolute = Path(value).expanduser().is_absolute()
+    except RuntimeError:
+        raise ConfigError(
+            name, value, 'an absolute path, since the home folder of "~" is not known'
+        ) from None
+    if not absolute:
         raise ConfigError(name, value, 'an absolute path, or one that begins with "~"')
 
 

@@ -174,6 +174,10 @@ def _worker(words: list[str]) -> int:
     parser.add_argument("--rank", type=int, required=True, help="which worker this is, from 0")
     parser.add_argument("--incarnation", type=int, help="how often this rank was started before")
     options = parser.parse_args(words)
+    for name in ("rank", "incarnation"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < 1 << 31:
+            parser.error(f"argument --{name}: {value} is not a number from 0 to {(1 << 31) - 1}")
     from clusterenv.service import main
 
     return main(options.connection, options.rank, options.incarnation)

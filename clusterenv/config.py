@@ -313,7 +313,7 @@ class SlurmConfig:
         memory = {name: getattr(self, name) for name in ("mem", "mem_per_cpu", "mem_per_gpu")}
         for name, value in memory.items():
             one_line(name, value)
-            if value is not None and not re.fullmatch(r"\d+[KMGTkmgt]?", value):
+            if value is not None and not re.fullmatch(r"\d{1,18}[KMGTkmgt]?", value, re.ASCII):
                 raise ConfigError(name, value, 'a size for Slurm such as "16G" or "4000M"')
         given = [name for name, value in memory.items() if value is not None]
         if len(given) > 1:
@@ -323,7 +323,7 @@ class SlurmConfig:
         for name in ("job_name", "partition", "account", "qos", "constraint", "reservation", "time_limit"):
             one_line(name, getattr(self, name))
         if self.time_limit is not None and not re.fullmatch(
-            r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}|UNLIMITED", self.time_limit
+            r"\d{1,9}(:\d\d){0,2}|\d{1,9}-\d{1,9}(:\d\d){0,2}|UNLIMITED", self.time_limit, re.ASCII
         ):
             raise ConfigError(
                 "time_limit", self.time_limit, 'a Slurm time such as "02:00:00", "90" or "1-12"'

@@ -13,13 +13,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clusterenv.checks import positive
 from clusterenv.config import SlurmConfig
+from clusterenv.diagnosis import Diagnosis
 from clusterenv.errors import ClusterEnvError, LaunchError
 from clusterenv.launchers import Launcher, WorkerCommand, WorkerState, make_launcher
 from clusterenv.launchers.command import run
@@ -32,49 +34,10 @@ COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "srun", "sinfo")
 ENOUGH_FILES = 1024
 ENOUGH_SHM_BYTES = 1 << 28
 COMMAND_S = 30.0
+LONGEST_ANSWER = 200
 CONNECT_S = 30.0
 LEAVE_S = 20.0
 """How long the test job may take to end when the doctor has seen enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the table: what was looked at, whether it is well (None: just told), and what was seen."""
-
-    what: str
-    well: bool | None
-    seen: str
-    hint: str = ""
-
-    def __str__(self) -> str:
-        """The line, and the hint below it where something is wrong."""
-        word = {True: "ok", False: "FAIL", None: "-"}[self.well]
-        line = f"{word:4}  {self.what:22}  {self.seen}"
-        return f"{line}\n{'':30}-> {self.hint}" if self.hint and self.well is False else line
-
-
-@dataclass(slots=True)
-class Diagnosis:
-    """All findings, each shown as soon as it is made, and the settings that worked."""
-
-    say: Callable[[str], object]
-    findings: list[Finding] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, what: str, well: bool | None, seen: str, hint: str = "") -> None:
-        """Note a finding and show it."""
-        finding = Finding(what, well, seen, hint)
-        self.findings.append(finding)
-        self.say(f"{finding}\n")
-
-    def title(self, text: str) -> None:
-        """Show the heading of the findings that follow."""
-        self.say(f"\n{text}\n")
-
-    @property
-    def well(self) -> bool:
-        """Whether nothing has failed."""
-        return all(finding.well is not False for finding in self.findings)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     if options.node:
         return report_from_node(options.connection)
+    positive("wait_s", options.wait_s)
     diagnosis = Diagnosis(sys.stdout.write)
     config = SlurmConfig(
         mode=options.mode,
@@ -127,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpus-per-node", help='GPUs to ask for, such as 1 or "a100:1"')
     parser.add_argument("--setup", default="", help="shell lines of the job, such as 'module load cuda'")
     parser.add_argument(
-        "--shared-folder", default=SlurmConfig().shared_folder, help="that head and nodes share"
+        "--shared-folder", default=SlurmConfig.shared_folder, help="that head and nodes share"
     )
     parser.add_argument(
         "--wait-s", type=float, default=300.0, help="seconds to wait for the test job to start"
@@ -210,9 +174,9 @@ def check_slurm(diagnosis: Diagnosis) -> bool:
     if missing:
         diagnosis.add("commands", False, f"not found: {', '.join(missing)}", "run this on a login node")
         return False
-    well, seen = _answer(["sbatch", "--version"])
+    well, seen = _answer(["sbatch", "--version"], "slurm")
     diagnosis.add("commands", well, seen)
-    up, seen = _answer(["scontrol", "ping"])
+    up, seen = _answer(["scontrol", "ping"], "UP")
     diagnosis.add("controller", up, seen, "Slurm is away, or this host is not part of the cluster")
     job = os.environ.get("SLURM_JOB_ID")
     diagnosis.add("this process", None, f"inside job {job}" if job else "outside of any job")
@@ -222,22 +186,33 @@ def check_slurm(diagnosis: Diagnosis) -> bool:
 
 
 def _add_partitions(diagnosis: Diagnosis) -> None:
-    well, listed = _answer(["sinfo", "--noheader", "--format=%R|%a|%l|%D|%c|%m|%G"])
-    if not well:
-        diagnosis.add("partitions", False, listed)
+    try:
+        listed = run(["sinfo", "--noheader", "--format=%R|%a|%l|%D|%c|%m|%G"], timeout_s=COMMAND_S).stdout
+    except LaunchError as error:
+        diagnosis.add("partitions", False, _line(str(error), -1))
         return
-    for line in listed.splitlines():
-        name, state, limit, nodes, cpus, memory, gres = line.split("|")
+    rows = [line.split("|") for line in listed.splitlines()]
+    if not rows or any(len(row) != 7 for row in rows):
+        diagnosis.add("partitions", False, f"`sinfo` lists none: {_line(listed, 0)}")
+        return
+    for name, state, limit, nodes, cpus, memory, gres in rows:
         seen = f"{state}, time limit {limit}, {nodes} nodes of {cpus} cores and {memory} MB, gres {gres}"
         diagnosis.add(f"partition {name}", None, seen)
 
 
-def _answer(argv: Sequence[str]) -> tuple[bool, str]:
-    """Whether a command has succeeded, and what it printed; of an error its last line."""
+def _answer(argv: Sequence[str], word: str) -> tuple[bool, str]:
+    """Whether a command has succeeded and its answer has the `word`; its first line, or an error's last."""
     try:
-        return True, run(argv, timeout_s=COMMAND_S).stdout.strip()
+        answer = run(argv, timeout_s=COMMAND_S).stdout
     except LaunchError as error:
-        return False, str(error).splitlines()[-1]
+        return False, _line(str(error), -1)
+    return word in answer, _line(answer, 0)
+
+
+def _line(text: str, number: int) -> str:
+    """One line of a text as a terminal can show it."""
+    lines = text.strip().splitlines() or ["nothing was printed"]
+    return "".join(letter if letter.isprintable() else "?" for letter in lines[number][:LONGEST_ANSWER])
 
 
 # --- a node ---------------------------------------------------------------------------------------------

@@ -23,6 +23,11 @@ CONNECTION_FILE: Final = "connection.json"
 FOLDER_PREFIX: Final = "clusterenv-"
 MOST_BYTES: Final = 1 << 25
 
+FolderPath = Annotated[str, Meta(pattern=r"^/[^\0]*$", max_length=4095)]
+LogPath = Annotated[str, Meta(pattern=r"^[^\0]*$", max_length=4095)]
+Moment = Annotated[float, Meta(ge=0, le=1e11)]
+"""Seconds since 1970."""
+
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker."""
@@ -41,7 +46,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     note: str
     """Why it waits, or else its last error."""
-    log_path: str
+    log_path: LogPath
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,17 +54,16 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]
     head: ProcessIdentity
-    folder: str
+    folder: FolderPath
     script: str
     notebook: bool
     env: str
     launcher: str
     clusters: str | None = None
     """Slurm's name of the cluster, where it is another than that of the head."""
-    since: float
-    """Seconds since 1970."""
-    updated: float
-    """Likewise, of these facts."""
+    since: Moment
+    updated: Moment
+    """When all this was so."""
     ended: bool = False
     """Whether the run is over and only its logs are kept."""
     workers: list[WorkerStatus]
@@ -80,13 +84,19 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def index_folder() -> Path:
-    """Where the runs of this user are listed: in $CLUSTERENV_HOME, else in the user's folder for state."""
-    home = os.environ.get("CLUSTERENV_HOME")
-    if home:
-        return Path(home).expanduser().absolute() / "runs"
-    from platformdirs import user_state_path
+    """Where the runs of this user are listed: in $CLUSTERENV_HOME, else in the user's folder for state.
 
-    return user_state_path("clusterenv") / "runs"
+    The path begins with "~" if this user has no home.
+    """
+    home = os.environ.get("CLUSTERENV_HOME")
+    try:
+        if home:
+            return Path(home).expanduser().absolute() / "runs"
+        from platformdirs import user_state_path
+
+        return user_state_path("clusterenv") / "runs"
+    except RuntimeError:
+        return Path(home or "~/.local/state/clusterenv") / "runs"
 
 
 def write_status(folder: Path, status: RunStatus) -> None:
@@ -95,6 +105,8 @@ def write_status(folder: Path, status: RunStatus) -> None:
     Raises:
         OSError: if it cannot be written.
     """
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "a link has taken the place of the run's folder", str(folder))
     write_private(folder / STATUS_FILE, status.encoded(), durable=False)
 
 
@@ -127,8 +139,9 @@ def read_folder(folder: Path) -> RunStatus | None:
 
 def read_index() -> Iterator[RunStatus]:
     """The runs in the index, as they were when they began."""
+    folder = index_folder()
     try:
-        paths = sorted(index_folder().glob("*.json"))
+        paths = sorted(folder.glob("*.json")) if folder.is_absolute() else []
     except OSError:
         return
     for path in paths:

@@ -271,6 +271,10 @@ class LocalSession:
             except Exception:
                 logger.exception("looking after the workers failed; the next look comes soon")
 
+    def _remove_keys(self) -> None:
+        if not self._run_dir.is_symlink():  # what lies in a folder that a link leads to is not of this run
+            self._connection_path.unlink(missing_ok=True)
+
     @property
     def _connection_path(self) -> Path:
         return self._run_dir / CONNECTION_FILE
@@ -302,7 +306,7 @@ class LocalSession:
         with contextlib.ExitStack() as ends:  # run last one first, each whatever the others do
             if not keep_logs:
                 ends.callback(shutil.rmtree, self._run_dir, ignore_errors=True)
-            ends.callback(self._connection_path.unlink, missing_ok=True)
+            ends.callback(self._remove_keys)
             if self._reporter is not None:
                 ends.callback(self._reporter.end, keep=keep_logs)
             if self._server is not None:

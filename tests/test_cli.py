@@ -203,3 +203,15 @@ def test_worker_starts_without_the_libraries_of_a_learner() -> None:
     )
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "words", [["--rank", "-1"], ["--rank", "0", "--incarnation", "-4"], ["--rank", "9" * 12]]
+)
+def test_worker_has_a_rank_and_an_incarnation_from_0(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["worker", *words])
+
+    assert "is not a number from 0 to 2147483647" in capsys.readouterr().err

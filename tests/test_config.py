@@ -69,6 +69,10 @@ REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (SlurmConfig, "python", ["python3", "bin/python", "~/env/bin/python"], "an absolute path"),
     *((config, name, [3, "a\nb", "/a\\b"], "the path of a folder") for config, name in FOLDERS),
     *((config, name, ["runs", ""], "an absolute path") for config, name in FOLDERS),
+    *(
+        (config, name, ["~no-such-user/runs"], 'the home folder of "~" is not known')
+        for config, name in FOLDERS
+    ),
     (SlurmConfig, "interface", INTERFACES, 'an interface such as "ib0"'),
     (SlurmConfig, "worker_interface", INTERFACES, 'an interface such as "ib0"'),
     (ManualConfig, "interface", INTERFACES, 'an interface such as "ib0"'),
@@ -77,7 +81,12 @@ REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (ManualConfig, "cpus_per_node", [0, -1, 1.0, "2"], "a whole number from 1"),
     (ManualConfig, "queue_timeout_s", SECONDS, "a number of seconds above 0"),
     (ManualConfig, "port_range", PORT_RANGES, "1 <= first <= last <= 65535"),
-    (SlurmConfig, "time_limit", ["2h", "1:2:3:4", "-1", "1:5", "1-", "90 "], "a Slurm time such as"),
+    (
+        SlurmConfig,
+        "time_limit",
+        ["2h", "1:2:3:4", "-1", "1:5", "1-", "90 ", "\u0663", "9" * 10],
+        "a Slurm time such as",
+    ),
     (SlurmConfig, "queue_timeout_s", SECONDS, "a number of seconds above 0"),
     (SlurmConfig, "port_range", PORT_RANGES, "1 <= first <= last <= 65535"),
 ]

@@ -177,3 +177,24 @@ def test_run_whose_folder_vanishes_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
         for _ in range(20):
             env.step(env.action_space.sample())
         assert env.stats()["workers"][0]["state"] == "ready"
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("nothing_left")
+def test_run_whose_folder_was_replaced_by_a_link_touches_nothing_behind_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reporting, "REPORT_EVERY_S", 0.01)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "connection.json").write_text("of somebody else")
+    with ClusterEnv([Count], LocalConfig(cpus_per_node=1)) as env:
+        env.reset(seed=1)
+        (folder,) = Path(tempfile.gettempdir()).glob("clusterenv-*")
+        folder.rename(folder.with_name("gone"))
+        folder.symlink_to(other)
+        for _ in range(20):
+            env.step(env.action_space.sample())
+
+    assert [path.name for path in other.iterdir()] == ["connection.json"]
+    folder.unlink()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from clusterenv.run_records import STATUS_FILE, index_folder, read_folder, read_index, strike
-from tests.monitor.runs import made_run
+from tests.monitor.runs import made_run, worker
 
 FOLDER = "clusterenv-x"
 
@@ -49,13 +51,20 @@ def test_index_lies_in_the_users_state_unless_told_otherwise(
 def test_user_without_a_home_gets_no_index_in_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clusterenv.run_records.index_folder", lambda: Path("~/.local/state/clusterenv/runs"))
+    monkeypatch.delenv("CLUSTERENV_HOME")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # which is how an unknown user is told
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(FileNotFoundError, match="this user has no home"):
         made_run(tmp_path / FOLDER)
 
     assert not (tmp_path / "~").exists()
+    assert list(read_index()) == []
+    status = read_folder(tmp_path / FOLDER)
+    assert status is not None
+    strike(status)
 
 
 def test_nobody_elses_files_are_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +101,24 @@ def test_damaged_file_is_no_run(tmp_path: Path, text: bytes) -> None:
     status.index_path.write_bytes(text)
 
     assert read_folder(tmp_path / FOLDER) is None
+    assert list(read_index()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"folder": "/tmp/clusterenv-a\0b"},
+        {"folder": "clusterenv-relative"},
+        {"folder": f"/tmp/clusterenv-{'x' * 5000}"},
+        {"since": -1e15},
+        {"updated": 1e300},
+        {"workers": [worker(log_path="/a\0b")]},
+    ],
+)
+def test_entry_that_no_head_has_written_is_not_listed(tmp_path: Path, damage: dict[str, Any]) -> None:
+    status = made_run(tmp_path / FOLDER)
+    status.index_path.write_bytes(msgspec.structs.replace(status, **damage).encoded())
+
     assert list(read_index()) == []
 
 

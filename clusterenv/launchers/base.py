@@ -136,13 +136,13 @@ class AsksAround(Protocol):
 
 
 def end_of_log(path: Path, lines: int, most_bytes: int = LOG_END_BYTES) -> str:
-    """The last `lines` lines of the file at `path`, in its last bytes; nothing if there is no such file."""
+    """The last `lines` lines of the file at `path`, in its last bytes; nothing if it cannot be read."""
     try:
         with path.open("rb") as log:
             size = log.seek(0, 2)
             log.seek(max(0, size - most_bytes))
             text = log.read().decode(errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
 

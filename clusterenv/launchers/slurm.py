@@ -84,6 +84,7 @@ class SlurmLauncher:
         self._told_of_waiting = ""
         self._used = False
         self._cancelled = False
+        self._left = False
         self._owner_pid = os.getpid()
 
     def request(self) -> SlurmRequest:
@@ -152,6 +153,10 @@ class SlurmLauncher:
         self._used = self._cancelled = True
         self._queue.shutdown(wait=False, cancel_futures=True)
         wait(self._pending, timeout=max(timeout_s, AT_LEAST_S))  # a job just being accepted gets its number
+        with self._lock:
+            self._left = True  # what is accepted from here on is cancelled where it is submitted
+        if not all(each.done() for each in self._pending):
+            _log.warning("sbatch has not answered yet; a job that Slurm still accepts is cancelled then")
         try:
             self._let_leave(min(timeout_s, LEAVING_S))
             if not self._all_ended():
@@ -182,11 +187,15 @@ class SlurmLauncher:
         job = _Job(self._slurm.submit(path, (), script.secret_env), script)
         _log.info("Slurm has accepted job %s for %d workers", job.id, len(script.ranks))
         with self._lock:
+            late = self._left
             self._jobs.append(job)
             for rank in script.ranks:
                 self._job_of[rank] = job
                 self._troubles.pop(rank, None)
-        self._watch.add(job.id, len(script.ranks) if script.array else 0)
+        if late:
+            self._cancel_late(job)
+        else:
+            self._watch.add(job.id, len(script.ranks) if script.array else 0)
 
     def _replace(self, rank: int, incarnation: int) -> None:
         try:
@@ -198,7 +207,8 @@ class SlurmLauncher:
                 return
             if old is not None and not (info is not None and info.ended):
                 self._drop(old, rank)
-            self._submit(self._request.replacement(rank, incarnation))
+            if not self._cancelled:
+                self._submit(self._request.replacement(rank, incarnation))
         except (LaunchError, OSError) as error:
             _log.warning("worker %d could not be started again: %s", rank, error)
             self._troubles[rank] = f"could not be started again: {error}"
@@ -360,6 +370,13 @@ class SlurmLauncher:
                 _log.warning("Slurm jobs could not be cancelled: %s", error)
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1.0)
+
+    def _cancel_late(self, job: _Job) -> None:
+        """End a job that was accepted when `cancel` had stopped waiting for it."""
+        try:
+            self._slurm.cancel([job.id])
+        except LaunchError as error:
+            _log.warning("job %s could not be cancelled; end it by: scancel %s: %s", job.id, job.id, error)
 
     def _runs_on(self, key: str) -> bool:
         """Whether a job may go on: not if Slurm is already ending it."""

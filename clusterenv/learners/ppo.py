@@ -33,7 +33,7 @@ from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.returns import generalized_advantage, next_values
-from clusterenv.learners.runs import Run, Summary, default_folder, make_folder, plain
+from clusterenv.learners.runs import Run, Summary, default_folder, plain, ready_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,8 +266,9 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     shuffling = torch.Generator().manual_seed(config.seed)
     folder = config.run_dir or default_folder("ppo", config.env_id, config.seed)
     with ClusterEnv(env_options(config), launcher) as env:
-        make_folder(folder)
-        agent = Agent(*env.launch(), **agent_options(config))
+        with ready_folder(folder):
+            spaces = env.launch()
+        agent = Agent(*spaces, **agent_options(config))
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         env.reset(seed=config.seed)

@@ -9,7 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,6 +243,25 @@ def make_folder(folder: Path) -> None:
             raise ConfigError("run_dir", str(folder), "a folder without a run in it")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError("run_dir", str(folder), "a folder in which files can be written")
+
+
+@contextmanager
+def ready_folder(folder: Path) -> Iterator[None]:
+    """`folder` is there, as `make_folder` makes it; if the block fails, no empty one is left.
+
+    Raises:
+        ConfigError: as `make_folder`.
+    """
+    with _as_config_error(folder):
+        made = not folder.exists()
+    make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 @contextmanager

@@ -60,6 +60,14 @@ class FoundRun:
         return Path(self.status.folder)
 
     @property
+    def has_folder(self) -> bool:
+        """Whether something is at its folder's path, or this user may not look."""
+        try:
+            return self.folder.exists()
+        except OSError:
+            return True
+
+    @property
     def where(self) -> str:
         """Its head, for a sentence."""
         head = self.status.head
@@ -78,7 +86,7 @@ def find_runs(folders: Sequence[Path] | None = None) -> list[FoundRun]:
     for entry in read_index():
         status = read_folder(Path(entry.folder))
         run = look(status if status is not None and status.run_id == entry.run_id else entry)
-        if run.state in (RunState.DEAD, RunState.ENDED) and not run.folder.exists():
+        if run.state in (RunState.DEAD, RunState.ENDED) and not run.has_folder:
             strike(entry)
         else:
             found[entry.run_id] = run
@@ -109,7 +117,7 @@ def look(status: RunStatus) -> FoundRun:
 
 def again(run: FoundRun) -> FoundRun | None:
     """The run as it is now; None if nothing is left of its folder."""
-    if not run.folder.exists():
+    if not run.has_folder:
         return None
     status = read_folder(run.folder)
     return look(run.status if status is None or status.run_id != run.status.run_id else status)
@@ -134,15 +142,19 @@ def select(runs: Sequence[FoundRun], word: str | None) -> FoundRun:
 
 
 def _is_named(run: FoundRun, word: str) -> bool:
+    if not word:
+        return False
     folder = run.folder
-    return bool(word) and (run.status.run_id.startswith(word.lower()) or word in (str(folder), folder.name))
+    return (
+        run.status.run_id.startswith(word.lower()) or word == folder.name or Path(word).absolute() == folder
+    )
 
 
 def _usual_parents() -> list[Path]:
     parents = [Path(tempfile.gettempdir())]
+    shared = SlurmConfig.shared_folder
+    assert shared is not None
     with suppress(RuntimeError):  # this user has no home
-        shared = SlurmConfig().shared_folder
-        assert shared is not None
         parents.append(Path(shared).expanduser())
     return parents
 

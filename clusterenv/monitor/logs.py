@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +22,10 @@ MOST_SHOWN: Final = 1 << 26
 Say = Callable[[str], object]
 
 
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
 @dataclass(slots=True)
 class Log:
     """What a worker writes."""
@@ -27,23 +34,32 @@ class Log:
     path: Path
     position: int = 0
     """Bytes that were shown, or skipped."""
+    inode: int | None = None
+    """Which file they were in."""
+    decoder: codecs.IncrementalDecoder = field(default_factory=_decoder)
+    """Keeps the beginning of a letter whose end is not yet written."""
 
     def added(self) -> str:
         """What is new since the last look; from the beginning if the file was written anew."""
         try:
             with self.path.open("rb") as file:
-                if file.seek(0, 2) < self.position:
+                inode = os.fstat(file.fileno()).st_ino
+                if file.seek(0, 2) < self.position or self.inode not in (None, inode):
                     self.position = 0
+                    self.decoder.reset()
+                self.inode = inode
                 file.seek(self.position)
                 new = file.read(MOST_SHOWN)
         except OSError:
             return ""
         self.position += len(new)
-        return new.decode(errors="replace")
+        return self.decoder.decode(new)
 
     def skip(self) -> None:
         """What is there now is not shown by `added`."""
-        self.position = self.path.stat().st_size if self.path.is_file() else 0
+        with suppress(OSError):
+            seen = self.path.stat()
+            self.position, self.inode = seen.st_size, seen.st_ino
 
 
 def logs_of(run: FoundRun, rank: int | None) -> list[Log]:
@@ -55,7 +71,9 @@ def logs_of(run: FoundRun, rank: int | None) -> list[Log]:
 def _path(worker: WorkerStatus) -> Path:
     path = Path(worker.log_path)
     of_job = path.with_name(f"job-{worker.job_id}.log")
-    return of_job if worker.job_id and not path.exists() and of_job.exists() else path
+    with suppress(OSError):  # this user may not look there
+        return of_job if worker.job_id and not path.exists() and of_job.exists() else path
+    return path
 
 
 def show(logs: Sequence[Log], lines: int, say: Say) -> None:

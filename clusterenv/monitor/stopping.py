@@ -23,6 +23,7 @@ LOOK_EVERY_S: Final = 0.05
 WORKERS_LEAVE_S: Final = 8.0
 """How long workers without a head may take to leave before they are killed."""
 KILLED_WITHIN_S: Final = 5.0
+VANISHES_WITHIN_S: Final = 1.0
 
 Say = Callable[[str], object]
 
@@ -114,7 +115,7 @@ class Stopping:
 
     def _clear(self, run: FoundRun) -> bool:
         """Whether nothing is left: jobs cancelled, workers ended, the folder removed."""
-        if not run.folder.exists() and run.status.head.life is not Life.ELSEWHERE:
+        if not run.has_folder and run.status.head.life is not Life.ELSEWHERE:
             self._say(f"run {run.short_id}: has ended\n")
             strike(run.status)
             return True
@@ -122,6 +123,11 @@ class Stopping:
         if cleared and read_folder(run.folder) is not None:  # which is this user's alone
             shutil.rmtree(run.folder, ignore_errors=True)
             self._say(f"run {run.short_id}: removed {run.folder}\n")
+        elif cleared and not _vanishes(run):
+            self._say(
+                f"run {run.short_id}: {run.folder} stays, since it is not a folder of this run that only "
+                "this user can enter\n"
+            )
         if cleared:
             strike(run.status)
         return cleared
@@ -171,6 +177,16 @@ def _is_over(run: FoundRun) -> bool:
     if now is None:
         return run.reported
     return now.state is RunState.ENDED
+
+
+def _vanishes(run: FoundRun) -> bool:
+    """Whether the folder is gone, or will be in a moment: another `stop`, or the head, may be removing it."""
+    deadline = time.monotonic() + VANISHES_WITHIN_S
+    while run.has_folder:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOOK_EVERY_S)
+    return True
 
 
 def _workers_here(run: FoundRun) -> list[psutil.Process]:

@@ -37,13 +37,19 @@ class Stored:
 
 
 def location() -> Path:
-    """The file: in $CLUSTERENV_HOME, else in the user's data folder."""
-    home = os.environ.get("CLUSTERENV_HOME")
-    if home:
-        return Path(home).expanduser() / "environments.json"
-    from platformdirs import user_data_path
+    """The file: in $CLUSTERENV_HOME, else in the user's data folder.
 
-    return user_data_path("clusterenv") / "environments.json"
+    The path begins with "~" if this user has no home.
+    """
+    home = os.environ.get("CLUSTERENV_HOME")
+    try:
+        if home:
+            return Path(home).expanduser() / "environments.json"
+        from platformdirs import user_data_path
+
+        return user_data_path("clusterenv") / "environments.json"
+    except RuntimeError:
+        return Path(home or "~/.local/share/clusterenv") / "environments.json"
 
 
 def read() -> Stored:
@@ -141,6 +147,10 @@ def _changing() -> Iterator[dict[str, Any]]:
     from filelock import FileLock, Timeout  # slow to import, and readers need no lock
 
     path = location()
+    if path.parts[0].startswith("~"):
+        raise StoreError(
+            f"{path} cannot be made, since this user has no home; CLUSTERENV_HOME names a folder"
+        )
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT_S, mode=0o600):
@@ -157,6 +167,8 @@ def _changing() -> Iterator[dict[str, Any]]:
 
 def _items(path: Path) -> dict[str, Any]:
     """The raw entries, damaged ones included, so that a change to one keeps the others."""
+    if path.parts[0].startswith("~"):
+        return {}
     try:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -34,9 +34,11 @@ class Cluster:
         self.cancelled: list[str] = []
         self.first = RUNNING
         self.slow_s = 0.0
+        self.asked = 0
         self.refuses = False
 
     def submit(self, script: Path, arguments: Sequence[str], secret_env: Mapping[str, str]) -> JobId:
+        self.asked += 1
         time.sleep(self.slow_s)
         if self.refuses:
             raise LaunchError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
@@ -227,6 +229,32 @@ def test_interrupt_during_submission_does_not_lose_the_job(make: Make, cluster: 
     launcher.cancel(timeout_s=2.0)
     assert cluster.submitted == ["job.sh"]
     assert cluster.cancelled == ["1"]
+
+
+@pytest.mark.parametrize("replacement", [False, True], ids=["first", "replacement"])
+def test_job_that_is_accepted_after_the_end_is_cancelled_then(
+    make: Make,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    replacement: bool,
+) -> None:
+    monkeypatch.setattr(slurm_module, "AT_LEAST_S", 0.05)
+    launcher = make(1)
+    if replacement:
+        launcher.submit()
+        cluster.jobs["1"] = JobInfo("FAILED", exit_code=1)
+    cluster.slow_s = 1.0
+    if replacement:
+        launcher.respawn(0, 1)
+        wait_until(lambda: cluster.asked == 2)
+    else:
+        threading.Timer(0.1, lambda: launcher.cancel(timeout_s=0.0)).start()
+        launcher.submit()
+    launcher.cancel(timeout_s=0.0)
+    wait_until(lambda: bool(cluster.cancelled), 5.0)
+    assert cluster.cancelled == ["2" if replacement else "1"]
+    assert "sbatch has not answered yet" in caplog.text
 
 
 def test_cancel_leaves_a_job_alone_that_ends_by_itself(

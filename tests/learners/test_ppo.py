@@ -14,7 +14,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from clusterenv.errors import ConfigError
+from clusterenv import SlurmConfig
+from clusterenv.errors import ConfigError, LaunchError
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
@@ -266,3 +267,18 @@ def test_cartpole_is_solved_by_the_defaults(tmp_path: Path) -> None:
     assert summary.steps < 200_000
     assert len(summary.syncs_by_worker) == 2
     assert summary.weight_bytes_sent < summary.broadcast_bytes / 2
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "made before"])
+def test_run_that_cannot_be_launched_leaves_no_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = tmp_path / "run"
+    if not own:
+        folder.mkdir()
+
+    with pytest.raises(LaunchError, match="Slurm's commands are needed here"):
+        train(PPOConfig(env_id="CartPole-v1", run_dir=folder), SlurmConfig(shared_folder=tmp_path))
+
+    assert [path.name for path in tmp_path.iterdir()] == ([] if own else ["run"])

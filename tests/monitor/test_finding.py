@@ -112,12 +112,31 @@ def test_run_whose_logs_are_kept_has_ended_whatever_its_head_does(place: Path) -
     assert states() == [RunState.ENDED, RunState.ENDED]
 
 
-def test_run_goes_by_its_id_its_beginning_or_its_folder(place: Path) -> None:
+def test_folder_that_this_user_may_not_look_at_hides_no_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_run(place / "clusterenv-a", head=DEAD)
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    monkeypatch.setattr(Path, "lstat", refuse)
+
+    (run,) = find_runs()
+    assert (run.state, run.reported) == (RunState.DEAD, False)
+    assert again(run) is not None
+
+
+def test_run_goes_by_its_id_its_beginning_or_its_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_run(place / "clusterenv-a", "ab00000000000001")
     made_run(place / "clusterenv-b", "ab00000000000002")
     runs = find_runs()
 
     for word in ("ab00000000000002", "AB00000000000002", "clusterenv-b", str(place / "clusterenv-b")):
+        assert select(runs, word).folder == place / "clusterenv-b"
+    monkeypatch.chdir(place)
+    for word in (f"{place}/clusterenv-b/", "./clusterenv-b/"):
         assert select(runs, word).folder == place / "clusterenv-b"
     with pytest.raises(NoSuchRun, match=r"2 runs go by 'ab'; there are: ab000000 \(train.py, pid"):
         select(runs, "ab")

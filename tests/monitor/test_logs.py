@@ -101,6 +101,42 @@ def test_what_is_added_is_shown_until_the_end_with_a_title_where_the_log_changes
     assert "".join(said) == f"1: four\n==> worker 0: {place}/worker-0.log <==\n0: four\n0: five\n"
 
 
+def test_letter_that_is_written_in_two_parts_is_shown_whole(place: Path) -> None:
+    logs = made_logs(place)[:1]
+    said: list[str] = []
+    show(logs, 0, lambda _: None)
+
+    def add(part: bytes) -> Callable[[], object]:
+        return lambda: logs[0].path.write_bytes(logs[0].path.read_bytes() + part)
+
+    follow(logs, said.append, after(add(b"caf\xc3"), add(b"\xa9 \xff\n")))
+
+    assert "".join(said) == "caf\u00e9 \ufffd\n"
+
+
+def test_longer_log_in_the_place_of_the_old_is_shown_from_its_beginning(place: Path) -> None:
+    logs = made_logs(place)[:1]
+    said: list[str] = []
+    show(logs, 0, lambda _: None)
+
+    def rotate() -> None:
+        logs[0].path.rename(place / "worker-0.log.1")
+        logs[0].path.write_text("new " * 100)
+
+    follow(logs, said.append, after(rotate))
+
+    assert said == ["new " * 100]
+
+
+def test_log_that_cannot_be_read_is_told_like_one_that_is_not_here(place: Path) -> None:
+    made_run(place / "clusterenv-a", workers=[worker(log_path=str(place))])
+    said: list[str] = []
+
+    show(logs_of(find_runs()[0], None), 2, said.append)
+
+    assert said == [f"(nothing is in {place} on this host)\n"]
+
+
 def test_log_that_was_written_anew_is_shown_from_its_beginning(place: Path) -> None:
     logs = made_logs(place)[:1]
     said: list[str] = []

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -254,9 +255,34 @@ def test_folder_that_is_no_longer_private_is_not_removed(place: Path) -> None:
     runs = find_runs()
     (place / "clusterenv-a").chmod(0o755)
 
-    Stopping(0.0, lambda _: None, force=True).stop(runs)
+    said: list[str] = []
+    Stopping(0.0, said.append, force=True).stop(runs)
 
     assert (place / "clusterenv-a").exists()
+    assert f"{place}/clusterenv-a stays, since it is not a folder of this run" in "".join(said)
+
+
+def test_folder_that_somebody_else_is_removing_is_not_said_to_stay(place: Path) -> None:
+    made_run(place / "clusterenv-a", head=DEAD)
+    runs = find_runs()
+    (place / "clusterenv-a" / "status.json").unlink()
+    threading.Timer(0.2, (place / "clusterenv-a").rmdir).start()
+
+    said: list[str] = []
+    assert Stopping(0.0, said.append, force=False).stop(runs)
+
+    assert said == []
+
+
+def test_folder_that_was_replaced_by_a_link_is_not_followed(place: Path, tmp_path: Path) -> None:
+    made_run(place / "clusterenv-a", head=DEAD)
+    runs = find_runs()
+    (place / "clusterenv-a").rename(tmp_path / "moved")
+    (place / "clusterenv-a").symlink_to(tmp_path / "moved")
+
+    Stopping(0.0, lambda _: None, force=True).stop(runs)
+
+    assert (tmp_path / "moved" / "status.json").exists()
 
 
 # --- Slurm, by programs that answer as it does ----------------------------------------------------------

@@ -35,6 +35,20 @@ def test_store_lies_in_the_data_folder_of_the_user_without_clusterenv_home(
     assert store.location() == tmp_path / "clusterenv" / "environments.json"
 
 
+def test_user_without_a_home_has_nothing_stored_and_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("CLUSTERENV_HOME", "XDG_DATA_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # which is how an unknown user is told
+    monkeypatch.chdir(tmp_path)
+
+    assert store.read() == store.Stored({}, ())
+    with pytest.raises(StoreError, match="this user has no home; CLUSTERENV_HOME names a folder"):
+        store.add("One", ONE)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_store_is_readable_by_its_user_alone() -> None:
     old = os.umask(0)
     try:
