@@ -9,6 +9,7 @@ import platform
 import resource
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -64,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
     )
     check_this_host(diagnosis, config)
     if check_slurm(diagnosis) and not options.no_job:
-        check_a_node(diagnosis, config, options.wait_s)
+        with _signals_as_exits():
+            check_a_node(diagnosis, config, options.wait_s)
     _conclude(diagnosis, config)
     return 0 if diagnosis.well else 1
 
@@ -213,6 +215,23 @@ def _line(text: str, number: int) -> str:
     """One line of a text as a terminal can show it."""
     lines = text.strip().splitlines() or ["nothing was printed"]
     return "".join(letter if letter.isprintable() else "?" for letter in lines[number][:LONGEST_ANSWER])
+
+
+@contextmanager
+def _signals_as_exits() -> Iterator[None]:
+    """A closed terminal and SIGTERM end the doctor in good order too, and with it the test job."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 # --- a node ---------------------------------------------------------------------------------------------

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from clusterenv import cli, doctor
+from clusterenv.launchers.slurm_states import SQUEUE_FIELDS
+from tests.processes import wait_until
 
 GOOD = {
     "sbatch": "echo slurm 24.11.0",
@@ -70,3 +75,24 @@ def test_nonsense_of_a_command_is_a_failed_check_of_one_line(
 def test_wait_is_a_number_of_seconds(wait_s: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", f"--wait-s={wait_s}"]) == 2
     assert "wait_s is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_doctor_that_a_signal_ends_leaves_no_job(
+    programs: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    cancelled, runs = tmp_path / "cancelled", tmp_path / "runs"
+    facts = {"JobArrayID": "77", "State": "PENDING", "Reason": "Priority"}
+    line = "|".join(facts.get(name, "") for name in SQUEUE_FIELDS)
+    program(programs, "sbatch", f'[ "$1" = --version ] && echo slurm || {{ touch {tmp_path}/job; echo 77; }}')
+    program(programs, "squeue", f"[ -e {cancelled} ] || echo '{line}|'")
+    program(programs, "scancel", f"touch {cancelled}")
+
+    argv = [sys.executable, "-m", "clusterenv", "doctor", "--shared-folder", str(runs)]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: (tmp_path / "job").exists())
+        process.send_signal(number)
+        assert process.wait(timeout=30) == 128 + number
+
+    assert cancelled.exists()
+    assert list(runs.iterdir()) == []
