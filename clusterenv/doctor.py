@@ -26,6 +26,7 @@ from clusterenv.diagnosis import Diagnosis
 from clusterenv.errors import ClusterEnvError, LaunchError
 from clusterenv.launchers import Launcher, WorkerCommand, WorkerState, make_launcher
 from clusterenv.launchers.command import run
+from clusterenv.private_files import remove_folder
 from clusterenv.service import hello
 from clusterenv.session import make_run_dir
 from clusterenv.transport import Client, Connection, Envelope, RunKeys, Server
@@ -350,7 +351,7 @@ def _test_job(config: SlurmConfig, inbox: _Inbox) -> Iterator[tuple[Launcher, li
         finally:
             server.close(1.0)
     finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
+        remove_folder(run_dir)
 
 
 def report_from_node(connection: Path | None) -> int:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import stat
+import time
 from pathlib import Path
+from typing import Final
 
 from clusterenv.errors import ClusterEnvError
+
+LAST_WRITES_S: Final = 3.0
+"""How long a process that is being ended may still write into a folder that is being removed."""
 
 
 class NotPrivate(ClusterEnvError, PermissionError):
@@ -83,3 +89,15 @@ def is_own_folder(path: Path) -> bool:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
         return False
+
+
+def remove_folder(folder: Path) -> bool:
+    """Whether `folder` is gone, with all that is in it; what is being written meanwhile too. Never raises."""
+    deadline = time.monotonic() + LAST_WRITES_S
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.is_dir() or folder.is_symlink():
+            return not os.path.lexists(folder)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)

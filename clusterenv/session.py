@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from clusterenv.launchers import make_launcher
 from clusterenv.launchers.base import AsksAround, Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout
 from clusterenv.peers import Ended, Peer
+from clusterenv.private_files import remove_folder
 from clusterenv.reporting import Description, Reporter
 from clusterenv.run_records import CONNECTION_FILE, FOLDER_PREFIX
 from clusterenv.sources import EnvSource
@@ -305,7 +305,7 @@ class LocalSession:
         self._ending.set()
         with contextlib.ExitStack() as ends:  # run last one first, each whatever the others do
             if not keep_logs:
-                ends.callback(shutil.rmtree, self._run_dir, ignore_errors=True)
+                ends.callback(remove_folder, self._run_dir)
             ends.callback(self._remove_keys)
             if self._reporter is not None:
                 ends.callback(self._reporter.end, keep=keep_logs)

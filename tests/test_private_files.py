@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from clusterenv.private_files import NotPrivate, is_own_folder, read_private, require_private, write_private
+from clusterenv import private_files
+from clusterenv.private_files import (
+    NotPrivate,
+    is_own_folder,
+    read_private,
+    remove_folder,
+    require_private,
+    write_private,
+)
 
 OTHER_USER = 12345
 
@@ -97,3 +106,39 @@ def test_own_folder_is_private_real_and_ours(tmp_path: Path, monkeypatch: pytest
     folder.chmod(0o700)
     monkeypatch.setattr(os, "geteuid", lambda: OTHER_USER)
     assert not is_own_folder(folder)
+
+
+def test_folder_is_removed_though_something_is_written_into_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    (folder / "logs").mkdir(parents=True)
+    remove = shutil.rmtree
+    tries = []
+
+    def slowly(path: Path, *, ignore_errors: bool) -> None:
+        remove(path, ignore_errors=ignore_errors)
+        tries.append(path)
+        if len(tries) < 3:
+            path.mkdir()
+            (path / "exit-code").write_text("0")
+
+    monkeypatch.setattr(shutil, "rmtree", slowly)
+
+    assert remove_folder(folder)
+    assert not folder.exists()
+    assert len(tries) == 3
+
+
+def test_folder_that_cannot_be_removed_is_told_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    monkeypatch.setattr(private_files, "LAST_WRITES_S", 0.1)
+
+    assert remove_folder(tmp_path / "absent")
+    assert not remove_folder(tmp_path / "link")
+    assert (tmp_path / "there").is_dir()
+    monkeypatch.setattr(shutil, "rmtree", lambda path, *, ignore_errors: None)
+    assert not remove_folder(tmp_path / "there")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from clusterenv.launchers.slurm_commands import Slurm, clean_environment
 from clusterenv.launchers.slurm_states import JobId
 from clusterenv.lifetime import kill_tree
 from clusterenv.monitor.finding import FoundRun, RunState, again
+from clusterenv.private_files import remove_folder
 from clusterenv.run_records import read_folder, strike
 
 LOOK_EVERY_S: Final = 0.05
@@ -121,8 +121,8 @@ class Stopping:
             return True
         cleared = self._cancel_jobs(run) and self._end_workers(run)
         if cleared and read_folder(run.folder) is not None:  # which is this user's alone
-            shutil.rmtree(run.folder, ignore_errors=True)
-            self._say(f"run {run.short_id}: removed {run.folder}\n")
+            cleared = remove_folder(run.folder)
+            self._say(f"run {run.short_id}: {'removed' if cleared else 'could not remove'} {run.folder}\n")
         elif cleared and not _vanishes(run):
             self._say(
                 f"run {run.short_id}: {run.folder} stays, since it is not a folder of this run that only "
