@@ -68,6 +68,11 @@ class Acting:
         """The newest published version; 0 before the first."""
         return 0 if self._publisher.current is None else self._publisher.current.version
 
+    def start_over(self) -> None:
+        """A seeded reset: what the workers are compared on depends on nothing that was before it."""
+        self._acts = 0
+        self._samples.clear()
+
     def publish(self, agent: object) -> Snapshot:
         """The agent's present state is what workers compare with and pull from now on.
 

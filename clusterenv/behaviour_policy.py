@@ -40,6 +40,7 @@ class BehaviourPolicy:
         self._welcome: m.Welcome | None = None
         self._version: int | None = None
         self._synced_at = 0.0
+        self._forced = False
         self._kl = 0.0
         self._checks = 0
         self._syncs_by_reason: dict[str, int] = {}
@@ -66,6 +67,13 @@ class BehaviourPolicy:
         self._version = None
         self._samples.clear()
 
+    def start_over(self) -> None:
+        """What comes is to depend on nothing that was: act next with the newest weights, number from 1."""
+        self._forced = True
+        self._kl = 0.0
+        self._fragment = 0
+        self._samples.clear()
+
     def keep_sample(self, fragment: Fragment) -> int:
         """The number of this fragment, under which a later comparison finds what the policy said there."""
         self._fragment += 1
@@ -78,10 +86,11 @@ class BehaviourPolicy:
     def freshen(self, message: m.ActCommand | m.RolloutCommand, frames: Sequence[Any], act: Act) -> None:
         """Pull weights if the rule asks for it, then `act`."""
         if message.has_weights:
+            self._forced = False
             self._load(message.version, frames[-1], SyncReason.BROADCAST, act)
             return
         reference = message.reference
-        if reference is None or self._version == message.version:
+        if reference is None or self._forced or self._version == message.version:
             self._settle(message.version, None, act)
         elif isinstance(message, m.RolloutCommand):
             theta = self._samples.get(reference.sample, self._version, _family(reference))
@@ -133,6 +142,7 @@ class BehaviourPolicy:
 
     def _settle(self, version: int, divergence: float | None, act: Act) -> None:
         decision = self._decide(version, divergence)
+        self._forced = False  # also where the newest weights are there already
         if not decision.pull or decision.reason is None:
             act()
             return
@@ -156,6 +166,7 @@ class BehaviourPolicy:
             published_version=version,
             divergence=divergence,
             age_s=time.monotonic() - self._synced_at,
+            forced=self._forced,
         )
 
     def _load(self, version: int, payload: Buffer, reason: SyncReason, act: Act) -> None:
