@@ -175,7 +175,8 @@ class Run:
         self._stats = _added(self._earlier, stats)
         collected = self._collected(rollout)
         with self._writing(METRICS_FILE):
-            self._metrics.write(json.dumps(_finite(collected | dict(losses)), allow_nan=False) + "\n")
+            row = collected | self._by_worker(rollout) | dict(losses)
+            self._metrics.write(json.dumps(_finite(row), allow_nan=False) + "\n")
         curves = {f"run/{name}": value for name, value in collected.items() if value is not None}
         with self._writing(self._board.path.name):
             self._board.add(curves | {f"loss/{name}": value for name, value in losses.items()}, self.steps)
@@ -273,7 +274,19 @@ class Run:
             "policy_lag": float(rollout.policy_lag.mean()),
             "syncs": sum(worker["sync_count"] for worker in self._stats["workers"]),
             "weight_bytes_sent": self._stats["weight_bytes_sent"],
+            "check_bytes_sent": self._stats["check_bytes_sent"],
             "broadcast_bytes": self._broadcast_bytes(),
+        }
+
+    def _by_worker(self, rollout: Rollout) -> dict[str, Any]:
+        """What is no curve: valid rows by policy lag, and each worker's comparisons and syncs so far."""
+        lags, rows = np.unique(rollout.policy_lag[rollout.valid], return_counts=True)
+        return {
+            "rows_by_lag": dict(zip(map(str, lags.tolist()), rows.tolist(), strict=True)),
+            "workers": [
+                _finite({name: worker[name] for name in ("kl", "checks", "syncs_by_reason")})
+                for worker in self._stats["workers"]
+            ],
         }
 
     def _broadcast_bytes(self) -> int:
@@ -353,7 +366,9 @@ def _added(earlier: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, An
     for worker, before in zip_longest(stats["workers"], earlier["workers"], fillvalue=nothing):
         reasons = Counter(before.get("syncs_by_reason", {}))
         reasons.update(worker.get("syncs_by_reason", {}))
-        workers.append({"sync_count": reasons.total(), "syncs_by_reason": dict(reasons)})
+        checks = before.get("checks", 0) + worker.get("checks", 0)
+        counts = {"sync_count": reasons.total(), "syncs_by_reason": dict(reasons), "checks": checks}
+        workers.append(counts | {"kl": float(worker.get("kl", before.get("kl", 0.0)))})
     return {"workers": workers} | {name: earlier.get(name, 0) + stats.get(name, 0) for name in names}
 
 

@@ -38,7 +38,7 @@ SMALL = (
 )
 TOTAL = ("--total-steps", "1024")
 CLOCKS = ("seconds", "steps_per_s")
-COUNTS = ("syncs", "weight_bytes_sent", "broadcast_bytes")
+COUNTS = ("syncs", "workers", "weight_bytes_sent", "check_bytes_sent", "broadcast_bytes")
 """A run that goes on sends its weights once more."""
 
 
