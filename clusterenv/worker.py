@@ -257,6 +257,7 @@ class Worker:
         self.steps += len(batch.log_probs)
         reply = m.ActReply(
             policy=self._policy.info(),
+            sample=self._policy.keep_step(batch),
             num_final=len(batch.step.final_index),
             infos=batch.step.infos,
             final_infos=batch.step.final_infos,
