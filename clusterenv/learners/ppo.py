@@ -11,7 +11,8 @@ decoupled objective of Hilton, Cobbe and Schulman, 2021):
 
     maximise  mean of  min(pi_prox / mu, 2) * min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_prox
 
-With fresh data mu is pi_prox, every weight is 1, and this is PPO.
+With fresh data mu is pi_prox, every weight is 1, and this is PPO. `clip_around="behaviour"` is stock PPO, to
+see what it does with stale data.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +96,8 @@ class PPOConfig:
     """End the passes over a rollout once the policy has moved further than this (nats); none: never."""
     max_behaviour_weight: float = 2.0
     """Bound of pi_prox / mu, the weight of rows that a stale policy collected."""
+    clip_around: Literal["target", "behaviour"] = "target"
+    """"target": clip around pi_prox, as above; "behaviour", for comparison: around mu, as stock PPO does."""
     normalize_obs: bool = True
     """Normalise observations by running statistics."""
     scale_rewards: bool = True
@@ -187,8 +190,11 @@ def make_samples(
     features, values = features[valid], values[valid]
     advantages = torch.from_numpy(gae).float()[valid]
     actions = agent.action_targets(data.actions[valid])
-    prox_log_probs = agent.policy(features).log_prob(actions)
-    weights = (prox_log_probs - data.log_probs[valid]).exp().clamp(max=config.max_behaviour_weight)
+    behaviour_log_probs = data.log_probs[valid]
+    prox_log_probs = behaviour_log_probs
+    if config.clip_around == "target":
+        prox_log_probs = agent.policy(features).log_prob(actions)
+    weights = (prox_log_probs - behaviour_log_probs).exp().clamp(max=config.max_behaviour_weight)
     return Samples(features, actions, prox_log_probs, weights, values, advantages, values + advantages)
 
 
