@@ -142,7 +142,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
 # --- head to worker -------------------------------------------------------------------------------------
 
 
-class Welcome(Message, frozen=True, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     """All that a worker needs to know. Frames: the cloudpickled callables that `env_blob_of` numbers."""
 
     rank: Count
@@ -165,6 +165,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     head_grace_s: float
     setup_timeout_s: float
     step_timeout_s: float
+    backend: Word | None = None
 
 
 class Refused(Message, frozen=True, kw_only=True):
