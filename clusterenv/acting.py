@@ -14,9 +14,10 @@ from clusterenv.adapters import AgentAdapter, adapt
 from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, unmoved_step
 from clusterenv.config import EnvConfig
 from clusterenv.distributions import Family
+from clusterenv.errors import ProtocolError
 from clusterenv.head import Head
 from clusterenv.layout import SpaceLayout
-from clusterenv.outcomes import Absent, Fresh, Reply, Returned
+from clusterenv.outcomes import Absent, Fresh, Outcome, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
 from clusterenv.policy_sync import sample_size
@@ -117,7 +118,7 @@ class Acting:
         fragments: list[Fragment | None] = []
         while not any(fragments):  # never an empty batch: all lost at once, so wait for the first to return
             outcomes = self._head.call(command, m.FragmentReply)
-            fragments = [self._fragment(o) if isinstance(o, Reply) else None for o in outcomes]
+            fragments = [self._read_fragment(o, num_steps, snapshot) for o in outcomes]
         return assemble(
             fragments,
             obs_layout=self._obs,
@@ -127,6 +128,23 @@ class Acting:
             kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
             num_envs=sum(peer.num_envs for peer in self._head.peers),
         )
+
+    def _read_fragment(
+        self, outcome: Outcome[m.FragmentReply], num_steps: int, snapshot: Snapshot
+    ) -> Fragment | None:
+        """The fragment of a worker, if it is there and is what was asked for."""
+        if not isinstance(outcome, Reply):
+            return None
+        reply = outcome
+
+        def read() -> Fragment:
+            _check_claims(reply.peer, reply.message.policy, snapshot.version)
+            if reply.message.num_steps != num_steps:
+                raise ProtocolError(f"fragment of {reply.message.num_steps} steps; expected {num_steps}")
+            return self._fragment(reply)
+
+        fragment = self._head.read(reply.peer, read, Fresh.SKIP)
+        return fragment if isinstance(fragment, Fragment) else None
 
     def _fragment(self, reply: Reply[m.FragmentReply]) -> Fragment:
         peer, message = reply.peer, reply.message
@@ -138,10 +156,7 @@ class Acting:
             num_envs=peer.num_envs,
             num_final=message.num_final,
             policy_version=message.policy.policy_version,
-            episodes=[
-                EpisodeRecord(env_id=e.env_id, episode_return=e.episode_return, length=e.length)
-                for e in message.episodes
-            ],
+            episodes=[_own_episode(peer, episode) for episode in message.episodes],
         )
         rows = self._rows(peer, fragment.valid.reshape(-1), message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
@@ -183,10 +198,19 @@ class Acting:
             return m.ActCommand(version=snapshot.version, reference=reference, has_weights=broadcast), frames
 
         outcomes = [
-            self._act_batch(outcome, obs) if isinstance(outcome, Reply) else outcome
+            self._read_act(outcome, obs, snapshot) if isinstance(outcome, Reply) else outcome
             for outcome in self._head.call(command, m.ActReply, fresh=Fresh.SHOW)
         ]
         return Acted(outcomes, self._act_info(outcomes, obs, snapshot.version))
+
+    def _read_act(
+        self, reply: Reply[m.ActReply], obs: Sequence[Sequence[Array]], snapshot: Snapshot
+    ) -> ActBatch | Absent:
+        def read() -> ActBatch:
+            _check_claims(reply.peer, reply.message.policy, snapshot.version)
+            return self._act_batch(reply, obs)
+
+        return self._head.read(reply.peer, read, Fresh.SHOW)
 
     def _act_batch(self, reply: Reply[m.ActReply], obs: Sequence[Sequence[Array]]) -> ActBatch:
         peer, message = reply.peer, reply.message
@@ -320,6 +344,24 @@ class Acting:
             return []
         self._head.weight_bytes_sent += snapshot.nbytes
         return [snapshot.payload]
+
+
+def _check_claims(peer: Peer, policy: m.PolicyInfo, published: int) -> None:
+    """Return if a worker can have acted with the policy that it tells of.
+
+    Raises:
+        ProtocolError: if not.
+    """
+    if not 1 <= policy.policy_version <= published:
+        raise ProtocolError(
+            f"worker {peer.rank} tells of version {policy.policy_version}; published are 1..{published}"
+        )
+
+
+def _own_episode(peer: Peer, episode: m.Episode) -> EpisodeRecord:
+    if episode.env_id not in peer.env_indices:
+        raise ProtocolError(f"worker {peer.rank} tells of an episode of environment {episode.env_id}")
+    return EpisodeRecord(env_id=episode.env_id, episode_return=episode.episode_return, length=episode.length)
 
 
 def _attached(references: References, peer: Peer) -> tuple[m.Reference | None, list[Any]]:
