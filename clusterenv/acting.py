@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,9 @@ from clusterenv.layout import SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
-from clusterenv.policy_sync import sample_size
+from clusterenv.policy_sync import compares, prototype_rows, sample_size
 from clusterenv.rollout import Rollout, assemble
+from clusterenv.sync_config import PROTOTYPE
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
@@ -135,7 +137,7 @@ class Acting:
                 for e in message.episodes
             ],
         )
-        rows = self._rows(peer, fragment.valid.reshape(-1), message.fragment)
+        rows = self._rows(peer, fragment.valid, message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
         leaves = [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs]
         env_ids = peer.first_env + rows % peer.num_envs
@@ -143,9 +145,11 @@ class Acting:
         return fragment
 
     def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
-        """The sampled rows that the worker finds too."""
+        """The sampled rows of [T, n] that the worker finds too."""
+        if self._config.sync.startswith(PROTOTYPE):
+            return prototype_rows(*valid.shape, back=0)
         return native.sample_rows(
-            valid,
+            valid.reshape(-1),
             sample_size(self._config.n_ref, len(self._head.peers)),
             seed=peer.welcome.noise_seed,
             rank=peer.rank,
@@ -160,7 +164,7 @@ class Acting:
         self._acts += 1
         samples = {}
         for peer in self._lagging(snapshot.version):
-            rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), self._acts)
+            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), self._acts)
             leaves = [leaf[rows] for leaf in obs[peer.rank]]
             samples[peer.rank] = Sample(self._acts, leaves, peer.first_env + rows)
         references = self._references(snapshot.version, samples)
@@ -245,10 +249,11 @@ class Acting:
     def _references(self, version: int, samples: Mapping[int, Sample]) -> References:
         """θ_v on each lagging worker's sample, all evaluated in one batch."""
         asked = [peer for peer in self._lagging(version) if peer.rank in samples]
-        if self._config.sync != "adaptive" or not asked:
+        if not compares(self._config.sync) or not asked:
             return {}
         assert self._adapter is not None
         adapter = self._adapter[1]
+        started = time.perf_counter()
         states = [samples[peer.rank] for peer in asked]
         theta = adapter.parameters(
             self._obs.nest(_joined([sample.obs for sample in states])),
@@ -269,6 +274,8 @@ class Acting:
             references[peer.rank] = (reference, part)
             start += rows
             self._head.check_bytes_sent += part.nbytes
+        self._head.checks_sent += len(references)
+        self._head.check_s += time.perf_counter() - started
         return references
 
     def _lagging(self, version: int) -> list[Peer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,18 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import native
+from clusterenv.auto_threshold import AutoThreshold, fraction_outside, log_ratios
 from clusterenv.batches import Buffer, Fragment
 from clusterenv.commands import Command, Done, Evaluate, EvaluateBatch, LoadState
-from clusterenv.config import SyncConfig
 from clusterenv.distributions import Family, Kind
 from clusterenv.policy_sync import (
     Decision,
     ReferenceSamples,
     SyncReason,
     decide,
-    mean_divergence,
+    divergence_of,
+    prototype_rows,
     sample_size,
 )
+from clusterenv.sync_config import PROTOTYPE, SyncConfig
 from clusterenv.transport import messages as m
 
 Theta = NDArray[np.float32]
@@ -42,6 +45,8 @@ class BehaviourPolicy:
         self._synced_at = 0.0
         self._kl = 0.0
         self._checks = 0
+        self._check_s = 0.0
+        self._auto: AutoThreshold | None = None
         self._syncs_by_reason: dict[str, int] = {}
         self._fragment = 0
         self._samples = ReferenceSamples()
@@ -50,6 +55,7 @@ class BehaviourPolicy:
     def start(self, welcome: m.Welcome) -> None:
         """The head's rule for pulls is known."""
         self._welcome = welcome
+        self._auto = AutoThreshold() if welcome.auto_threshold else None
 
     def info(self) -> m.PolicyInfo:
         """What travels with each batch."""
@@ -59,7 +65,16 @@ class BehaviourPolicy:
             sync_count=sum(self._syncs_by_reason.values()),
             syncs_by_reason=dict(self._syncs_by_reason),
             checks=self._checks,
+            check_s=self._check_s,
+            kl_threshold=self._kl_threshold,
         )
+
+    @property
+    def _kl_threshold(self) -> float:
+        """In force now."""
+        if self._auto is not None:
+            return self._auto.value
+        return math.inf if self._welcome is None else self._welcome.kl_threshold
 
     def forget(self) -> None:
         """Another agent comes, whose versions and distributions are not comparable."""
@@ -70,7 +85,11 @@ class BehaviourPolicy:
         """The number of this fragment, under which a later comparison finds what the policy said there."""
         self._fragment += 1
         if fragment.params is not None and fragment.family is not None:
-            rows = self._sampled(fragment.valid.reshape(-1), self._fragment)
+            assert self._welcome is not None
+            if self._welcome.sync.startswith(PROTOTYPE):
+                rows = prototype_rows(*fragment.valid.shape, back=1)
+            else:
+                rows = self._sampled(fragment.valid.reshape(-1), self._fragment)
             theta = fragment.params.reshape(-1, fragment.family.num_params)[rows]
             self._samples.put(self._fragment, fragment.policy_version, fragment.family, theta)
         return self._fragment
@@ -104,6 +123,9 @@ class BehaviourPolicy:
         """θ_u on the sampled rows of the current observations; None when it cannot be compared."""
         if batch.params is None or batch.family != _family(reference):
             return None
+        assert self._welcome is not None
+        if self._welcome.sync.startswith(PROTOTYPE):
+            return batch.params
         theta: Theta = batch.params[self._sampled(np.ones(len(batch.params), np.bool_), reference.sample)]
         return theta
 
@@ -126,10 +148,19 @@ class BehaviourPolicy:
         if theta_u is not None and len(theta_u) == reference.rows:
             shape = (reference.rows, family.num_params)
             theta_v = np.frombuffer(frame, dtype=np.float32).reshape(shape)
-            divergence = mean_divergence(family, theta_u, theta_v)
-            self._checks += 1
-            self._kl = divergence
+            divergence = self._divergence(family, theta_u, theta_v)
         self._settle(version, divergence, act)
+
+    def _divergence(self, family: Family, theta_u: Theta, theta_v: Theta) -> float:
+        assert self._welcome is not None
+        started = time.perf_counter()
+        divergence = divergence_of(self._welcome.sync, family, theta_u, theta_v)
+        if self._auto is not None and math.isfinite(divergence):
+            self._auto.observe(divergence, fraction_outside(log_ratios(family, theta_u, theta_v)))
+        self._check_s += time.perf_counter() - started
+        self._checks += 1
+        self._kl = divergence
+        return divergence
 
     def _settle(self, version: int, divergence: float | None, act: Act) -> None:
         decision = self._decide(version, divergence)
@@ -145,7 +176,7 @@ class BehaviourPolicy:
         assert welcome is not None
         return decide(
             SyncConfig(
-                kl_threshold=welcome.kl_threshold,
+                kl_threshold=self._kl_threshold,
                 max_lag=welcome.max_lag,
                 max_age_s=welcome.max_age_s,
                 min_interval=welcome.min_interval,
