@@ -32,7 +32,7 @@ HIGHEST: Final = 2.0
 DRAWS: Final = 8
 """Actions drawn at each sampled state."""
 STEP: Final = 2.0
-"""No comparison is extrapolated further than by this factor, nor is the threshold moved to a further bound."""
+"""No comparison is extrapolated by more than this factor, nor is a bound taken that is further away."""
 GAIN: Final = 0.5
 """Part of the way, in logarithms, that the threshold moves to a bound that it breaks."""
 SEED: Final = 0
