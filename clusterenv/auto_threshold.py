@@ -64,11 +64,16 @@ def fraction_outside(log_ratios: NDArray[Any]) -> float:
 
 
 def log_ratios(
-    family: Family, theta_u: NDArray[np.float32], theta_v: NDArray[np.float32]
+    family: Family | None, said_u: NDArray[np.float32], said_v: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Of `DRAWS` actions of π_u at each of m states, from parameters [m, P]; always the same draws."""
-    states = len(theta_u)
-    theta_u, theta_v = np.repeat(theta_u, DRAWS, axis=0), np.repeat(theta_v, DRAWS, axis=0)
+    """Of actions of π_u: those taken, from log-probabilities [m] of both policies, where there is no family.
+
+    Else of `DRAWS` at each of m states, from parameters [m, P], always the same draws: less noise than one.
+    """
+    if family is None:
+        return said_v - said_u
+    states = len(said_u)
+    theta_u, theta_v = np.repeat(said_u, DRAWS, axis=0), np.repeat(said_v, DRAWS, axis=0)
     actions = np.empty((states * DRAWS, *family.action_shape), family.action_dtype)
     behaviour = np.empty(states * DRAWS, np.float32)
     distributions.sample(
