@@ -29,6 +29,8 @@ class Checkpoint:
     """Keyword arguments of `Agent`, other than its spaces."""
     optimizer: dict[str, Any]
     config: dict[str, Any]
+    learner: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What learning goes on with beside the agent, such as critics and target networks."""
     format: int = FORMAT
 
     def save(self, path: Path) -> None:

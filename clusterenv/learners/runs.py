@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import yaml
 
 from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.learners import interrupts
 from clusterenv.learners.board import Board
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.progress import ProgressLine, bytes_text, short_number
@@ -78,7 +79,7 @@ class Summary:
 
 
 class Run:
-    """The folder and the counters of one run; as a context it shows and writes the summary at its end."""
+    """The folder and the counters of one run; as a context it saves the agent and the summary at its end."""
 
     def __init__(
         self,
@@ -88,8 +89,17 @@ class Run:
         *,
         total_steps: int,
         weight_bytes: int,
+        checkpoint: Callable[[int], Checkpoint],
     ) -> None:
         """Make the folder, write the configuration into it and start the clock.
+
+        Args:
+            algorithm: its name on the command line.
+            config: every option of the run.
+            folder: where its files go.
+            total_steps: environment steps that the run is to take.
+            weight_bytes: of the weights that one worker pulls at once.
+            checkpoint: gives what is to be saved after a number of steps; called now and then and at the end.
 
         Raises:
             ConfigError: if the folder holds a run already, cannot be made, or takes no files.
@@ -99,6 +109,7 @@ class Run:
         self.steps = self.updates = self.episodes = 0
         self._total_steps = total_steps
         self._weight_bytes = weight_bytes
+        self._checkpoint = checkpoint
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
         self._stats: Mapping[str, Any] = {"workers": [], "weight_bytes_sent": 0, "check_bytes_sent": 0}
@@ -116,16 +127,18 @@ class Run:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Close every file, then write and show the summary.
+        """Save the agent however the run has ended, close every file, then write and show the summary.
 
         Raises:
             RunFolderError: the first of what cannot be written, once all has been tried.
         """
+        interrupts.hold()
         self._progress.close()
         summary = self.summary()
         text = json.dumps(dataclasses.asdict(summary), indent=2)
         failures = []
         for name, close in (
+            (CHECKPOINT_FILE, self._save),
             (METRICS_FILE, self._metrics.close),
             (self._board.path.name, self._board.close),
             (SUMMARY_FILE, lambda: (self.folder / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")),
@@ -144,12 +157,21 @@ class Run:
         """Mean return of the last episodes; None before the first has ended."""
         return float(np.mean(self._returns)) if self._returns else None
 
+    @property
+    def remaining(self) -> float:
+        """What is left of the run, from 1 to 0."""
+        return max(0.0, 1 - self.steps / self._total_steps)
+
     def reached(self, goal: float | None) -> bool:
         """Whether a full window of episodes has a mean return of `goal` or above; never without a goal."""
         return goal is not None and len(self._returns) == WINDOW and float(np.mean(self._returns)) >= goal
 
     def log(self, rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[str, float]) -> None:
-        """Count one update made with `rollout`, and write and show what is known after it."""
+        """Count one update made with `rollout`, write and show what is known then, and save if it is time.
+
+        Raises:
+            RunFolderError: if a file cannot be written.
+        """
         self.steps += int(rollout.valid.sum())
         self.updates += 1
         self.episodes += len(rollout.episodes)
@@ -163,15 +185,12 @@ class Run:
         with self._writing(self._board.path.name):
             self._board.add(curves | {f"loss/{name}": value for name, value in losses.items()}, self.steps)
         self._progress.show(self._line(collected))
+        if time.monotonic() - self._saved > CHECKPOINT_INTERVAL_S:
+            with self._writing(CHECKPOINT_FILE):
+                self._save()
 
-    def checkpoint_is_due(self) -> bool:
-        """Whether the last checkpoint is some time ago."""
-        return time.monotonic() - self._saved > CHECKPOINT_INTERVAL_S
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the run's checkpoint in one move: a reader sees the old one or the new one, whole."""
-        with self._writing(CHECKPOINT_FILE):
-            checkpoint.save(self.folder / CHECKPOINT_FILE)
+    def _save(self) -> None:
+        self._checkpoint(self.steps).save(self.folder / CHECKPOINT_FILE)
         self._saved = time.monotonic()
 
     @contextmanager
