@@ -28,10 +28,13 @@ References = Mapping[int, tuple[m.Reference, Array]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """States of one worker that both sides can name, and leaves [rows, ...] of what was seen there."""
+    """States of one worker that both sides can name."""
 
     number: int
     obs: list[Array]
+    """Leaves [rows, ...] of what was seen there."""
+    env_ids: Array
+    """[rows]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,8 @@ class Acting:
         rows = self._rows(peer, fragment.valid.reshape(-1), message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
         leaves = [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs]
-        self._samples[peer.rank] = Sample(message.fragment, leaves)
+        env_ids = peer.first_env + rows % peer.num_envs
+        self._samples[peer.rank] = Sample(message.fragment, leaves, env_ids)
         return fragment
 
     def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
@@ -157,7 +161,8 @@ class Acting:
         samples = {}
         for peer in self._lagging(snapshot.version):
             rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), self._acts)
-            samples[peer.rank] = Sample(self._acts, [leaf[rows] for leaf in obs[peer.rank]])
+            leaves = [leaf[rows] for leaf in obs[peer.rank]]
+            samples[peer.rank] = Sample(self._acts, leaves, peer.first_env + rows)
         references = self._references(snapshot.version, samples)
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
@@ -209,7 +214,9 @@ class Acting:
             seen = _joined([obs[peer.rank] for peer in lagging])
             done = _joined([batches[peer.rank].actions for peer in lagging])
             assert self._adapter is not None
-            judged = self._adapter[1].evaluate(self._obs.nest(seen), self._actions.nest(done))
+            judged = self._adapter[1].evaluate(
+                self._obs.nest(seen), self._actions.nest(done), env_ids=rows.astype(np.int64)
+            )
             log_probs[rows], values[rows] = judged.log_probs, judged.values
         versions = np.array([batch.policy_version for batch in batches], dtype=np.int64)
         lags = np.array([policy_lag(version, int(u)) for u in versions], dtype=np.int64)
@@ -242,7 +249,11 @@ class Acting:
             return {}
         assert self._adapter is not None
         adapter = self._adapter[1]
-        theta = adapter.parameters(self._obs.nest(_joined([samples[peer.rank].obs for peer in asked])))
+        states = [samples[peer.rank] for peer in asked]
+        theta = adapter.parameters(
+            self._obs.nest(_joined([sample.obs for sample in states])),
+            env_ids=np.concatenate([sample.env_ids for sample in states]),
+        )
         if theta is None or adapter.family is None:
             return {}
         family = adapter.family

@@ -178,6 +178,9 @@ def _worker(words: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1 << 31:
             parser.error(f"argument --{name}: {value} is not a number from 0 to {(1 << 31) - 1}")
+    from clusterenv.worker_start import start_early
+
+    start_early(options.connection)
     from clusterenv.service import main
 
     return main(options.connection, options.rank, options.incarnation)

@@ -169,7 +169,7 @@ class Runner:
     def _evaluate(self, _: Evaluate) -> EvaluateBatch:
         adapter = self._agent()
         with self._envs() as shard:
-            params = adapter.parameters(shard.obs_layout.nest(shard.obs))
+            params = adapter.parameters(shard.obs_layout.nest(shard.obs), env_ids=self._env_ids)
         return EvaluateBatch(params=params, family=None if params is None else adapter.family)
 
     def _act(self, _: Act) -> ActBatch:
@@ -195,11 +195,11 @@ class Runner:
                 shard.reset()
                 self._was_reset = True
             shard.reset_ended()
-            record = Recording(shard.obs_layout, shard.action_layout, command.num_steps, shard.num_envs)
+            record = Recording(shard.obs_layout, shard.action_layout, command.num_steps, self._env_ids)
             try:
                 self._fill(record, shard, command.num_steps)
             finally:
-                episodes = record.count_episodes(self._returns, self._lengths, self._setup.first_env)
+                episodes = record.count_episodes(self._returns, self._lengths)
             adapter = self._agent()
             return record.fragment(
                 adapter.values,

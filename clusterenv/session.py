@@ -28,9 +28,10 @@ from clusterenv.private_files import remove_folder
 from clusterenv.reporting import Description, Reporter
 from clusterenv.run_records import CONNECTION_FILE, FOLDER_PREFIX
 from clusterenv.sources import EnvSource
-from clusterenv.transport import CONNECTION_VARIABLE, Buffer, Connection, Envelope, RunKeys, Server
+from clusterenv.transport import Buffer, Connection, Envelope, RunKeys, Server
 from clusterenv.transport import messages as m
 from clusterenv.worker import Worker
+from clusterenv.worker_start import CONNECTION_VARIABLE
 
 if TYPE_CHECKING:
     from clusterenv.commands import RunnerSetup

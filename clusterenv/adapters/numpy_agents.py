@@ -21,6 +21,7 @@ from clusterenv.adapters.base import (
     column,
     nothing,
     rows_of,
+    takes_env_ids,
 )
 from clusterenv.distributions import Family
 from clusterenv.errors import AgentError
@@ -42,6 +43,7 @@ class NumpyAdapter:
         self._terms = terms
         self._own = own
         self._has_values = False
+        self._takes_env_ids = takes_env_ids(agent, "act")
 
     @property
     def agent(self) -> object:
@@ -52,7 +54,7 @@ class NumpyAdapter:
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
         """What the agent does; its noise is its own affair."""
         rows = len(env_ids)
-        result = self._agent.act(copy.deepcopy(obs))  # it may write into its argument
+        result = self._result(obs, env_ids)
         self._has_values = isinstance(result, tuple)
         if not isinstance(result, tuple):
             return Acted(self._actions(result, rows), nothing(rows), nothing(rows), None)
@@ -68,24 +70,31 @@ class NumpyAdapter:
             None,
         )
 
+    def _result(self, obs: Nested, env_ids: Ints | None) -> Agent:
+        """What `act` gives for copies, since it may write into its arguments."""
+        if not self._takes_env_ids:
+            return self._agent.act(copy.deepcopy(obs))
+        assert env_ids is not None
+        return self._agent.act(copy.deepcopy(obs), env_ids=env_ids.copy())
+
     def _actions(self, actions: object, rows: int) -> Array:
         return self._terms.checked(self._terms.exact(np.asarray(actions), rows))
 
-    def parameters(self, obs: Nested) -> Floats | None:
+    def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
         """None: nothing is known of the distribution."""
         return None
 
-    def evaluate(self, obs: Nested, actions: Array) -> Evaluated:
+    def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
         """NaN: such an agent does not score given actions."""
         return Evaluated(nothing(len(actions)), nothing(len(actions)))
 
     @agent_errors
-    def values(self, obs: Nested) -> Floats:
+    def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
         """Values [n] that `act` gives beside its actions, on a worker's copy; else NaN."""
         rows = rows_of(obs)
         if not (self._own and self._has_values):
             return nothing(rows)
-        return column(np.asarray(self._agent.act(obs)[2]), rows, "value")
+        return column(np.asarray(self._result(obs, env_ids)[2]), rows, "value")
 
     @agent_errors
     def state(self) -> dict[str, Array]:

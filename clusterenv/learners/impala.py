@@ -1,15 +1,15 @@
-"""IMPALA over `ClusterEnv.stream`, to read downwards: options, samples, loss, batches, loop.
+"""IMPALA over `ClusterEnv.rollout`, to read downwards: options, samples, loss, batches, loop.
 
-Workers never wait for the learner, so every batch comes from policies mu that are some updates old. V-trace
+Workers pull weights only when their policy has drifted, so a batch may come from an older policy mu. V-trace
 (Espeholt and others, 2018) corrects for that, with the log-probs that were stored when acting:
 
     rho = min(rho_bar, pi / mu)     weight of a step, in the targets and in the gradient
     c   = lambda min(c_bar, pi / mu)     how far what came later counts
 
-A batch is replayed in some passes. Each begins with new values, ratios and targets from the learner's networks,
-and holds the policy near the one that they came from, as PPO does:
+A batch is replayed in some passes. Each begins with new values, ratios and targets from the learner's
+networks, and holds the policy near the one that they came from, as PPO does:
 
-    maximise  mean of  min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_pass,  A from V-trace, rho included
+    maximise  mean of  min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_pass,   A of V-trace, with its rho
 
 With one pass of one minibatch r is 1, and this is the policy gradient of the paper.
 """
@@ -31,7 +31,7 @@ from clusterenv.learners import defaults
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Actor, Agent
 from clusterenv.learners.options import Options, check
-from clusterenv.learners.returns import vtrace
+from clusterenv.learners.returns import Array, vtrace
 from clusterenv.learners.runs import Run, Summary
 from clusterenv.learners.training import checkpoint, launched, shuffled
 
@@ -42,12 +42,8 @@ class IMPALAConfig(Options):
 
     max_lag: int = 256
     """Updates: no worker acts with a policy older than this."""
-    lockstep: bool = False
-    """Collect with `rollout`, workers and learner in turns, to see what streaming is worth."""
-    fragments: int = 2
-    """Fragments, each of one worker, in a batch; in lock-step a batch has one of every worker."""
     num_steps: int = 64
-    """Steps of every environment in a fragment."""
+    """Steps of every environment between two updates."""
     passes: int = 4
     """Times that a batch is used; the targets are computed anew each time."""
     num_minibatches: int = 4
@@ -86,7 +82,7 @@ class IMPALAConfig(Options):
         super().__post_init__()
         check(
             self,
-            whole=("fragments", "num_steps", "passes", "num_minibatches", "hidden"),
+            whole=("num_steps", "passes", "num_minibatches", "hidden"),
             fraction=("gamma", "trace_lambda"),
             positive=("learning_rate", "rho_bar", "c_bar", "clip_coef", "max_grad_norm"),
             finite=("learning_rate", "value_coef", "entropy_coef"),
@@ -113,7 +109,7 @@ class Samples:
 
 @torch.no_grad()
 def make_samples(
-    agent: Agent, rollout: Rollout, rewards: Any, config: IMPALAConfig
+    agent: Agent, rollout: Rollout, rewards: Array, config: IMPALAConfig
 ) -> tuple[Samples, dict[str, float]]:
     """The rows to learn from in one pass, by `agent` as it is when called, and what to log of them."""
     batch = rollout.torch()
@@ -177,7 +173,7 @@ def update(
     agent: Agent,
     optimizer: torch.optim.Optimizer,
     rollout: Rollout,
-    rewards: Any,
+    rewards: Array,
     config: IMPALAConfig,
     generator: torch.Generator,
 ) -> dict[str, float]:
@@ -205,12 +201,8 @@ def update(
 
 @contextmanager
 def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Iterator[Rollout]]:
-    """Batches without end, collected while the learner computes, or in turns with it."""
-    if config.lockstep:
-        yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
-        return
-    with env.stream(actor, num_steps=config.num_steps, fragments=config.fragments) as stream:
-        yield stream
+    """Batches without end."""
+    yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
 
 
 def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:

@@ -11,14 +11,15 @@ decoupled objective of Hilton, Cobbe and Schulman, 2021):
 
     maximise  mean of  min(pi_prox / mu, 2) * min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_prox
 
-With fresh data mu is pi_prox, every weight is 1, and this is PPO.
+With fresh data mu is pi_prox, every weight is 1, and this is PPO. `clip_around="behaviour"` is stock PPO, to
+see what it does with stale data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,8 @@ class PPOConfig(Options):
     """End the passes over a rollout once the policy has moved further than this (nats); none: never."""
     max_behaviour_weight: float = 2.0
     """Bound of pi_prox / mu, the weight of rows that a stale policy collected."""
+    clip_around: Literal["target", "behaviour"] = "target"
+    """"target": clip around pi_prox, as above; "behaviour", for comparison: around mu, as stock PPO does."""
     normalize_obs: bool = True
     """Normalise observations by running statistics."""
     scale_rewards: bool = True
@@ -90,7 +93,7 @@ class PPOConfig(Options):
 
     @property
     def agent_options(self) -> dict[str, Any]:
-        """The options of the agent."""
+        """Keyword arguments of the agent, other than its spaces."""
         return {"hidden": self.hidden, "normalize_obs": self.normalize_obs}
 
 
@@ -137,8 +140,11 @@ def make_samples(
     features, values = features[valid], values[valid]
     advantages = torch.from_numpy(gae).float()[valid]
     actions = agent.action_targets(data.actions[valid])
-    prox_log_probs = agent.policy(features).log_prob(actions)
-    weights = (prox_log_probs - data.log_probs[valid]).exp().clamp(max=config.max_behaviour_weight)
+    behaviour_log_probs = data.log_probs[valid]
+    prox_log_probs = behaviour_log_probs
+    if config.clip_around == "target":
+        prox_log_probs = agent.policy(features).log_prob(actions)
+    weights = (prox_log_probs - behaviour_log_probs).exp().clamp(max=config.max_behaviour_weight)
     return Samples(features, actions, prox_log_probs, weights, values, advantages, values + advantages)
 
 

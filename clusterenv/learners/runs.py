@@ -180,7 +180,8 @@ class Run:
         self._stats = stats
         collected = self._collected(rollout)
         with self._writing(METRICS_FILE):
-            self._metrics.write(json.dumps(_finite(collected | dict(losses)), allow_nan=False) + "\n")
+            row = collected | self._by_worker(rollout) | dict(losses)
+            self._metrics.write(json.dumps(_finite(row), allow_nan=False) + "\n")
         curves = {f"run/{name}": value for name, value in collected.items() if value is not None}
         with self._writing(self._board.path.name):
             self._board.add(curves | {f"loss/{name}": value for name, value in losses.items()}, self.steps)
@@ -233,7 +234,19 @@ class Run:
             "policy_lag": float(rollout.policy_lag.mean()),
             "syncs": sum(worker["sync_count"] for worker in self._stats["workers"]),
             "weight_bytes_sent": self._stats["weight_bytes_sent"],
+            "check_bytes_sent": self._stats["check_bytes_sent"],
             "broadcast_bytes": self._broadcast_bytes(),
+        }
+
+    def _by_worker(self, rollout: Rollout) -> dict[str, Any]:
+        """What is no curve: valid rows by policy lag, and each worker's comparisons and syncs so far."""
+        lags, rows = np.unique(rollout.policy_lag[rollout.valid], return_counts=True)
+        return {
+            "rows_by_lag": dict(zip(map(str, lags.tolist()), rows.tolist(), strict=True)),
+            "workers": [
+                _finite({name: worker[name] for name in ("kl", "checks", "syncs_by_reason")})
+                for worker in self._stats["workers"]
+            ],
         }
 
     def _broadcast_bytes(self) -> int:
