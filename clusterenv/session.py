@@ -87,6 +87,7 @@ def _runners(launcher: LauncherConfig, counts: Sequence[int]) -> int:
 def _welcomes(
     config: EnvConfig, source: EnvSource, counts: Sequence[int], noise_seed: int, runners: int
 ) -> list[tuple[m.Welcome, list[bytes]]]:
+    assert config.autoreset_mode is not None, "the mode is known before a launch"
     welcomes = []
     first = 0
     for rank, count in enumerate(counts):
@@ -112,6 +113,7 @@ def _welcomes(
             head_grace_s=float(config.worker_grace_s),
             setup_timeout_s=float(config.setup_timeout_s),
             step_timeout_s=float(config.step_timeout_s),
+            backend=source.backend,
         )
         welcomes.append((welcome, blobs))
         first += count

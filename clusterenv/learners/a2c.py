@@ -23,8 +23,8 @@ from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.returns import generalized_advantage
-from clusterenv.learners.runs import Run, Summary
-from clusterenv.learners.training import checkpoint, launched
+from clusterenv.learners.runs import Summary
+from clusterenv.learners.training import launched, training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,21 +145,18 @@ def train(config: A2CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
-        env.reset(seed=config.seed)
-        with Run(
-            "a2c",
-            config,
-            folder,
-            total_steps=config.total_steps,
-            weight_bytes=actor.num_bytes,
-            checkpoint=lambda steps: checkpoint("a2c", config, steps, agent, optimizer),
-        ) as run:
-            while run.steps < config.total_steps and not run.reached(config.stop_at_return):
+        parts = {"agent": agent, "optimizer": optimizer, "scale": reward_scale}
+        with training("a2c", config, folder, parts, weight_bytes=actor.num_bytes) as run:
+            env.reset(seed=run.reset_seed)
+            while run.goes_on:
                 if config.anneal_lr:
                     optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
                 rollout = env.rollout(actor, num_steps=config.num_steps)
                 losses = update(agent, optimizer, rollout, config, reward_scale)
-                run.log(rollout, env.stats(), losses)
+                if run.log(rollout, env.stats(), losses):  # a milestone
+                    env.reset(seed=run.reset_seed)
+                    if reward_scale is not None:
+                        reward_scale.start_over()
     return run.summary()
 
 

@@ -32,8 +32,8 @@ from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Actor, Agent
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.returns import Array, vtrace
-from clusterenv.learners.runs import Run, Summary
-from clusterenv.learners.training import checkpoint, launched, shuffled
+from clusterenv.learners.runs import Summary
+from clusterenv.learners.training import launched, shuffled, training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,26 +220,17 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
-        env.reset(seed=config.seed)
-        with (
-            Run(
-                "impala",
-                config,
-                folder,
-                total_steps=config.total_steps,
-                weight_bytes=actor.num_bytes,
-                checkpoint=lambda steps: checkpoint("impala", config, steps, agent, optimizer),
-            ) as run,
-            batches(env, actor, config) as collected,
-        ):
-            for rollout in collected:
-                if config.anneal_lr:
-                    optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
-                rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
-                losses = update(agent, optimizer, rollout, rewards, config, shuffling)
-                run.log(rollout, env.stats(), losses)
-                if run.steps >= config.total_steps or run.reached(config.stop_at_return):
-                    break
+        parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
+        with training("impala", config, folder, parts, weight_bytes=actor.num_bytes) as run:
+            env.reset(seed=run.reset_seed)
+            with batches(env, actor, config) as collected:
+                while run.goes_on:
+                    if config.anneal_lr:
+                        optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
+                    rollout = next(collected)
+                    rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
+                    losses = update(agent, optimizer, rollout, rewards, config, shuffling)
+                    run.log(rollout, env.stats(), losses)
     return run.summary()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -38,6 +39,18 @@ class RewardScale:
         """The rewards [T, n] of a rollout of all environments or of some."""
         ended = rollout.terminations | rollout.truncations
         return self(rollout.rewards, ended, rollout.valid, rollout.env_ids)
+
+    def start_over(self) -> None:
+        """All environments begin new episodes; the statistics stay."""
+        self._returns = np.zeros_like(self._returns)
+
+    def state_dict(self) -> dict[str, float]:
+        """The statistics."""
+        return {"mean": self._mean, "var": self._var, "count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._mean, self._var, self._count = state["mean"], state["var"], state["count"]
 
     def __call__(
         self,

@@ -38,12 +38,16 @@ class Options:
     """Stop once the mean return of the last 100 episodes reaches this; none: train for all steps."""
     run_dir: Path | None = None
     """Folder for this run's files; none: a new one in runs/."""
+    checkpoint_every: int = 100_000
+    """Environment steps between two milestones, from which a run can go on; environments are reset there."""
+    resume: Path | None = None
+    """Folder of a run to go on with from its last milestone, with its options where none are given."""
     threads: int = 1
     """Threads of the learner's arithmetic; more than one pays for larger networks only."""
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
-        check(self, whole=("total_steps", "threads"))
+        check(self, whole=("total_steps", "threads", "checkpoint_every"))
         cores = os.cpu_count() or 1
         if self.threads > cores:  # torch crashes when it cannot start as many as it is told
             raise ConfigError("threads", self.threads, f"at most {cores}, the cores of this machine")

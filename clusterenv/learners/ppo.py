@@ -31,8 +31,8 @@ from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.returns import generalized_advantage
-from clusterenv.learners.runs import Run, Summary
-from clusterenv.learners.training import checkpoint, launched, shuffled
+from clusterenv.learners.runs import Summary
+from clusterenv.learners.training import launched, shuffled, training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,23 +221,20 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
-        env.reset(seed=config.seed)
-        with Run(
-            "ppo",
-            config,
-            folder,
-            total_steps=config.total_steps,
-            weight_bytes=agent.num_bytes,
-            checkpoint=lambda steps: checkpoint("ppo", config, steps, agent, optimizer),
-        ) as run:
-            while run.steps < config.total_steps and not run.reached(config.stop_at_return):
+        parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
+        with training("ppo", config, folder, parts, weight_bytes=agent.num_bytes) as run:
+            env.reset(seed=run.reset_seed)
+            while run.goes_on:
                 if config.anneal_lr:
                     optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
                 rollout = env.rollout(agent, num_steps=config.num_steps)
                 samples = make_samples(agent, rollout, config, reward_scale)
                 losses = update(agent, optimizer, samples, config, shuffling)
                 agent.observe(rollout.obs, rollout.valid)
-                run.log(rollout, env.stats(), losses)
+                if run.log(rollout, env.stats(), losses):  # a milestone
+                    env.reset(seed=run.reset_seed)
+                    if reward_scale is not None:
+                        reward_scale.start_over()
     return run.summary()
 
 

@@ -102,4 +102,4 @@ def test_full_disk_is_one_sentence(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 2
-    assert done.stderr == f"clusterenv: {tmp_path}/metrics.jsonl cannot be written: File too large\n"
+    assert done.stderr == f"clusterenv: {tmp_path}/checkpoint.pt cannot be written: File too large\n"

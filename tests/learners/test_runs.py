@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,7 +17,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from clusterenv import Rollout
 from clusterenv.batches import EpisodeRecord
 from clusterenv.errors import ConfigError
-from clusterenv.learners import runs, training
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.ppo import PPOConfig
@@ -49,13 +47,7 @@ def stats_after(syncs: list[dict[str, int]]) -> dict[str, Any]:
 
 
 def run_in(folder: Path) -> Run:
-    agent = Agent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
-    optimizer = torch.optim.Adam(agent.parameters())
-
-    def checkpoint(steps: int) -> Checkpoint:
-        return training.checkpoint("ppo", CONFIG, steps, agent, optimizer)
-
-    return Run("ppo", CONFIG, folder, total_steps=1000, weight_bytes=400, checkpoint=checkpoint)
+    return Run("ppo", CONFIG, folder, total_steps=1000, weight_bytes=400)
 
 
 SYNCS = [{"first": 1, "divergence": 2}, {"first": 1}]
@@ -141,11 +133,19 @@ def test_folder_of_the_system_is_refused() -> None:
         run_in(Path("/proc/runs"))
 
 
-def test_full_disk_names_the_file_and_leaves_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "CHECKPOINT_INTERVAL_S", -1.0)
+def test_full_disk_names_the_file_and_leaves_the_checkpoint(tmp_path: Path) -> None:
+    agent = Agent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
+    checkpoint = Checkpoint(
+        algorithm="ppo",
+        env_id="CartPole-v1",
+        steps=7,
+        agent=agent.state_dict(),
+        agent_options={},
+        optimizer={},
+        config={},
+    )
     run = run_in(tmp_path)
+    run.save(checkpoint)
     run.log(rollout_with([]), stats_after(SYNCS), {"value_loss": 0.5})
     old = (tmp_path / "checkpoint.pt").read_bytes()
 
@@ -153,6 +153,8 @@ def test_full_disk_names_the_file_and_leaves_the_checkpoint(
         with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written: File too large$"):
             run.log(rollout_with([]), stats_after(SYNCS), {"value_loss": 0.5})
         with pytest.raises(RunFolderError, match=r"checkpoint\.pt cannot be written: File too large$"):
+            run.save(checkpoint)
+        with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written: File too large$"):
             run.__exit__(None, None, None)
 
     assert (tmp_path / "checkpoint.pt").read_bytes() == old
@@ -169,19 +171,6 @@ def test_goal_is_reached_only_over_a_full_window(tmp_path: Path) -> None:
         assert run.reached(50.0)
         assert not run.reached(50.1)
         assert not run.reached(None)
-
-
-def test_agent_is_saved_now_and_then_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with run_in(tmp_path) as run:
-        run.log(rollout_with([]), stats_after([]), {})
-        assert not (tmp_path / "checkpoint.pt").exists()
-        monkeypatch.setattr(runs, "CHECKPOINT_INTERVAL_S", -1.0)
-        run.log(rollout_with([]), stats_after([]), {})
-        assert Checkpoint.load(tmp_path / "checkpoint.pt").steps == 42
-        monkeypatch.undo()
-        run.log(rollout_with([]), stats_after([]), {})
-
-    assert Checkpoint.load(tmp_path / "checkpoint.pt").steps == 63
 
 
 def test_summary_is_written_when_the_run_is_interrupted(tmp_path: Path) -> None:
