@@ -45,6 +45,9 @@ class BehaviourPolicy:
         self._syncs_by_reason: dict[str, int] = {}
         self._fragment = 0
         self._samples = ReferenceSamples()
+        self._stream_max_lag: int | None = None
+        self._comparable: bool | None = None
+        self._compared: tuple[int, int | None] | None = None
         self._awaited_weights: Callable[[m.WeightsReply, Sequence[Any]], None] | None = None
 
     def start(self, welcome: m.Welcome) -> None:
@@ -65,25 +68,42 @@ class BehaviourPolicy:
         """Another agent comes, whose versions and distributions are not comparable."""
         self._version = None
         self._samples.clear()
+        self._comparable = self._compared = None
+
+    def begin_stream(self, max_lag: int) -> None:
+        """Fragments are made without waiting for the head, and `max_lag` takes the place of the usual bound.
+
+        What the head compares with may then be behind what acts here, which is no reason to pull.
+        """
+        self._stream_max_lag = max_lag
+
+    def end_stream(self) -> None:
+        """The usual bound holds again."""
+        self._stream_max_lag = None
 
     def keep_sample(self, fragment: Fragment) -> int:
         """The number of this fragment, under which a later comparison finds what the policy said there."""
         self._fragment += 1
+        self._comparable = fragment.params is not None
         if fragment.params is not None and fragment.family is not None:
-            rows = self._sampled(fragment.valid.reshape(-1), self._fragment)
+            rows = self._sampled(fragment.comparable, self._fragment)
             theta = fragment.params.reshape(-1, fragment.family.num_params)[rows]
             self._samples.put(self._fragment, fragment.policy_version, fragment.family, theta)
         return self._fragment
 
-    def freshen(self, message: m.ActCommand | m.RolloutCommand, frames: Sequence[Any], act: Act) -> None:
+    def freshen(
+        self, message: m.ActCommand | m.RolloutCommand | m.Published, frames: Sequence[Any], act: Act
+    ) -> None:
         """Pull weights if the rule asks for it, then `act`."""
-        if message.has_weights:
+        if message.has_weights and self._version != message.version:
             self._load(message.version, frames[-1], SyncReason.BROADCAST, act)
             return
         reference = message.reference
         if reference is None or self._version == message.version:
             self._settle(message.version, None, act)
-        elif isinstance(message, m.RolloutCommand):
+        elif isinstance(message, m.Published) and self._compared == (message.version, self._version):
+            self._settle(message.version, self._kl, act)
+        elif isinstance(message, m.RolloutCommand | m.Published):
             theta = self._samples.get(reference.sample, self._version, _family(reference))
             self._compare(message.version, reference, theta, frames[0], act)
         else:
@@ -129,6 +149,7 @@ class BehaviourPolicy:
             divergence = mean_divergence(family, theta_u, theta_v)
             self._checks += 1
             self._kl = divergence
+            self._compared = (version, self._version)
         self._settle(version, divergence, act)
 
     def _settle(self, version: int, divergence: float | None, act: Act) -> None:
@@ -146,7 +167,7 @@ class BehaviourPolicy:
         return decide(
             SyncConfig(
                 kl_threshold=welcome.kl_threshold,
-                max_lag=welcome.max_lag,
+                max_lag=welcome.max_lag if self._stream_max_lag is None else self._stream_max_lag,
                 max_age_s=welcome.max_age_s,
                 min_interval=welcome.min_interval,
                 sync=welcome.sync,
@@ -156,6 +177,7 @@ class BehaviourPolicy:
             published_version=version,
             divergence=divergence,
             age_s=time.monotonic() - self._synced_at,
+            awaited=self._stream_max_lag is not None and self._comparable is not False,
         )
 
     def _load(self, version: int, payload: Buffer, reason: SyncReason, act: Act) -> None:
