@@ -23,7 +23,7 @@ from clusterenv.errors import (
 from clusterenv.layout import SpaceLayout
 
 Array = NDArray[Any]
-SyncAt = Literal["fragment", "step", "episode"]
+SyncAt = Literal["fragment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class Observe:
 
 @dataclass(frozen=True, kw_only=True)
 class NewWeights:
-    """To be acted with from where `sync_at` of the Collect in work, or of the next one, says. Not answered."""
+    """To be acted with from where `sync_at` of the present or next Collect says. Not answered."""
 
     version: int
     state: bytes

@@ -50,12 +50,17 @@ RESERVED_DIRECTIVES = frozenset(
 """Options of sbatch that would break what ClusterEnv does with its jobs."""
 
 
+LOCKSTEP_MAX_LAG = 8
+STREAM_MAX_LAG = 256
+"""Bounds on the lag where the user has set none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SyncConfig:
     """When a worker pulls weights (AAPS)."""
 
     kl_threshold: float = 0.05
-    max_lag: int = 8
+    max_lag: int = LOCKSTEP_MAX_LAG
     max_age_s: float = math.inf
     min_interval: int = 1
     sync: str = "adaptive"
@@ -91,8 +96,8 @@ class EnvConfig:
     """Nats: a worker pulls weights when its mean KL from the learner's policy exceeds this."""
     n_ref: int = 64
     """States that each worker samples for the KL."""
-    max_lag: int = 8
-    """Versions: a worker never acts with a policy older than this."""
+    max_lag: int | None = None
+    """Versions: a worker that lags by more pulls weights before it acts; none: 8, and 256 in `stream`."""
     max_age_s: float = math.inf
     """Seconds after which a worker pulls newer weights whatever the KL says."""
     min_interval: int = 1
@@ -123,7 +128,8 @@ class EnvConfig:
         if self.batch_size is not None:
             at_least("batch_size", self.batch_size, 1)
         at_least("n_ref", self.n_ref, 1)
-        at_least("max_lag", self.max_lag, 1)
+        if self.max_lag is not None:
+            at_least("max_lag", self.max_lag, 1)
         at_least("max_restarts", self.max_restarts, 0)
         at_least("min_interval", self.min_interval, 1)
         at_least("max_message_bytes", self.max_message_bytes, 1 << 16, 1 << 46)
@@ -178,12 +184,22 @@ class EnvConfig:
         """The options that decide when weights are pulled."""
         return SyncConfig(
             kl_threshold=float(self.kl_threshold),
-            max_lag=self.max_lag,
+            max_lag=self.lockstep_max_lag,
             max_age_s=float(self.max_age_s),
             min_interval=self.min_interval,
             sync=self.sync,
             n_ref=self.n_ref,
         )
+
+    @property
+    def lockstep_max_lag(self) -> int:
+        """The bound on the lag in `step` and `rollout`."""
+        return LOCKSTEP_MAX_LAG if self.max_lag is None else self.max_lag
+
+    @property
+    def stream_max_lag(self) -> int:
+        """The bound on the lag in `stream`, where each batch is a version."""
+        return STREAM_MAX_LAG if self.max_lag is None else self.max_lag
 
     @property
     def worker_grace_s(self) -> float:

@@ -301,7 +301,7 @@ class Head(Switchboard):
                 return
             for peer in self.peers:
                 if self._intake.has(peer):
-                    self._intake.tell(peer, *news(peer))
+                    self._post(peer, *news(peer), self._intake.sequence)
 
     def next_fragment(self, timeout_s: float | None) -> Arrival | None:
         """The fragment of the open stream that came first; None if there is none within `timeout_s`.
@@ -331,19 +331,14 @@ class Head(Switchboard):
                     return None
                 self._condition.wait(min(POLL_S, left))
 
-    def stop_stream(self) -> None:
-        """Workers end their stream within a step; nobody waits for that here."""
-        with self._condition:
-            if self._intake is not None and not self._intake.closed:
-                self._intake.stop()
-
     def end_stream(self) -> list[Reply[m.StreamEnded]]:
         """The stream has ended in all workers: what those say that were there until its end."""
-        self.stop_stream()
         with self._alone(), self._condition:
             intake = self._intake
             if intake is None:
                 return []
+            if not self._roster.closing:
+                intake.stop()
             while not self._roster.closing and any(intake.has(peer) for peer in self.peers):
                 self._condition.wait(POLL_S)
             ended = []

@@ -1,4 +1,4 @@
-"""The fragments of an open stream as they arrive: in a bounded queue for each worker, and counted if useless."""
+"""The fragments of an open stream as they arrive: of each worker a bounded number, counted if late."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Arrival:
 class Intake:
     """What the head knows of one stream. Every method is called under the head's lock, on any thread.
 
-    A worker has as many places as the command has room. A fragment takes one, from when it may be begun until the
-    learner takes it.
+    A worker has as many places as the command has room. A fragment takes one, from when it may be begun until
+    the learner takes it.
     """
 
     def __init__(self, sequence: int, command: m.StreamCommand, peers: Sequence[Peer], post: Post) -> None:
@@ -91,11 +91,6 @@ class Intake:
         """A worker may make one more fragment."""
         peer.room += 1
         self._post(peer, m.Room(fragments=1), (), self.sequence)
-
-    def tell(self, peer: Peer, message: m.Published, frames: Sequence[Any]) -> None:
-        """A worker that takes part hears of a new version."""
-        if self.has(peer):
-            self._post(peer, message, frames, self.sequence)
 
     def stop(self) -> None:
         """Workers give up what is under way; what comes from now on is late, and so is what nobody took."""

@@ -26,8 +26,8 @@ Nested = Any
 class Batch(Generic[ArrayT]):
     """T steps of N environments, of which `env_ids` are the numbers in the whole run, whoever ran them.
 
-    A `rollout` has all of them in order. A batch of a stream has those of the workers whose fragments it is, in
-    the order of their arrival, and an environment twice if two fragments are of the same worker.
+    A `rollout` has all of them in order. A batch of a stream has those of the workers whose fragments it holds,
+    in the order of arrival, and an environment twice if two fragments are of the same worker.
 
     `obs`, `actions`, `last_obs` and `final_obs` are nested as their spaces nest; parts without a fixed size
     (Text, Sequence, Graph, OneOf) are arrays of objects.
@@ -275,7 +275,7 @@ def _leaves(parts: Sequence[Sequence[Array]], axis: int) -> list[Array]:
 
 
 def _in_order(episodes: Sequence[tuple[int, EpisodeRecord]], ended: Array) -> list[EpisodeRecord]:
-    """Episodes, each with its column, in the order of the columns `ended`; those of one column keep theirs."""
+    """Episodes, each given with its column, in the order of the columns `ended`."""
     waiting: dict[int, list[EpisodeRecord]] = {}
     for column, episode in episodes:
         waiting.setdefault(column, []).append(episode)

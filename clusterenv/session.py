@@ -102,7 +102,7 @@ def _welcomes(
             sys_path=search_path(),
             runners=min(runners, count),
             kl_threshold=float(config.kl_threshold),
-            max_lag=config.max_lag,
+            max_lag=config.lockstep_max_lag,
             max_age_s=float(config.max_age_s),
             min_interval=config.min_interval,
             sync=config.sync,

@@ -1,4 +1,4 @@
-"""A worker that streams: it makes one fragment after the other by itself, while the learner has room for them."""
+"""A worker that streams: it makes one fragment after the other by itself, while there is room for them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from clusterenv.transport import messages as m
 class WorkerStream:
     """Carries out one StreamCommand.
 
-    Between two fragments it compares its policy with the newest that it was told of, and pulls if the rule asks
-    for it.
+    Between two fragments it compares its policy with the newest that it was told of, and pulls if the rule
+    asks for it.
     """
 
     def __init__(
