@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import native
-from clusterenv.batches import Buffer, Fragment
+from clusterenv.batches import ActBatch, Buffer, Fragment
 from clusterenv.commands import Command, Done, Evaluate, EvaluateBatch, LoadState
 from clusterenv.config import SyncConfig
 from clusterenv.distributions import Family, Kind
@@ -24,7 +24,7 @@ from clusterenv.policy_sync import (
 )
 from clusterenv.transport import messages as m
 
-Theta = NDArray[np.float32]
+Said = NDArray[np.float32]
 Act = Callable[[], None]
 Run = Callable[[Command, Callable[[Any], None]], None]
 Pull = Callable[[m.PullRequest], None]
@@ -84,11 +84,22 @@ class BehaviourPolicy:
     def keep_sample(self, fragment: Fragment) -> int:
         """The number of this fragment, under which a later comparison finds what the policy said there."""
         self._fragment += 1
-        self._comparable = fragment.params is not None
-        if fragment.params is not None and fragment.family is not None:
-            rows = self._sampled(fragment.comparable, self._fragment)
-            theta = fragment.params.reshape(-1, fragment.family.num_params)[rows]
-            self._samples.put(self._fragment, fragment.policy_version, fragment.family, theta)
+        rows = self._sampled(fragment.comparable, self._fragment)
+        family, said = fragment.family, fragment.params
+        if family is None or said is None:
+            family, said = None, fragment.log_probs
+        said = said.reshape(fragment.valid.size, *said.shape[2:])[rows]
+        self._comparable = not np.isnan(said).all()
+        self._samples.put(self._fragment, fragment.policy_version, family, said)
+        return self._fragment
+
+    def keep_step(self, batch: ActBatch) -> int:
+        """The same for one step; 0 if nothing is kept, as present observations can be compared later."""
+        if batch.params is not None or np.isnan(batch.log_probs).all():
+            return 0
+        self._fragment += 1
+        rows = self._sampled(np.ones(len(batch.log_probs), np.bool_), self._fragment)
+        self._samples.put(self._fragment, batch.policy_version, None, batch.log_probs[rows])
         return self._fragment
 
     def freshen(
@@ -103,9 +114,9 @@ class BehaviourPolicy:
             self._settle(message.version, None, act)
         elif isinstance(message, m.Published) and self._compared == (message.version, self._version):
             self._settle(message.version, self._kl, act)
-        elif isinstance(message, m.RolloutCommand | m.Published):
-            theta = self._samples.get(reference.sample, self._version, _family(reference))
-            self._compare(message.version, reference, theta, frames[0], act)
+        elif not isinstance(message, m.ActCommand) or reference.family is None:
+            said = self._samples.get(reference.sample, self._version, _family(reference))
+            self._compare(message.version, reference, said, frames[0], act)
         else:
             self._run(
                 Evaluate(),
@@ -120,11 +131,11 @@ class BehaviourPolicy:
             proceed, self._awaited_weights = self._awaited_weights, None
             proceed(reply, frames)
 
-    def _current(self, batch: EvaluateBatch, reference: m.Reference) -> Theta | None:
+    def _current(self, batch: EvaluateBatch, reference: m.Reference) -> Said | None:
         """θ_u on the sampled rows of the current observations; None when it cannot be compared."""
         if batch.params is None or batch.family != _family(reference):
             return None
-        theta: Theta = batch.params[self._sampled(np.ones(len(batch.params), np.bool_), reference.sample)]
+        theta: Said = batch.params[self._sampled(np.ones(len(batch.params), np.bool_), reference.sample)]
         return theta
 
     def _sampled(self, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
@@ -139,14 +150,12 @@ class BehaviourPolicy:
         )
 
     def _compare(
-        self, version: int, reference: m.Reference, theta_u: Theta | None, frame: Buffer, act: Act
+        self, version: int, reference: m.Reference, said_u: Said | None, frame: Buffer, act: Act
     ) -> None:
-        family = _family(reference)
         divergence = None
-        if theta_u is not None and len(theta_u) == reference.rows:
-            shape = (reference.rows, family.num_params)
-            theta_v = np.frombuffer(frame, dtype=np.float32).reshape(shape)
-            divergence = mean_divergence(family, theta_u, theta_v)
+        if said_u is not None and len(said_u) == reference.rows:
+            said_v = np.frombuffer(frame, dtype=np.float32).reshape(said_u.shape)
+            divergence = mean_divergence(_family(reference), said_u, said_v)
             self._checks += 1
             self._kl = divergence
             self._compared = (version, self._version)
@@ -190,5 +199,7 @@ class BehaviourPolicy:
         self._run(LoadState(version=version, state=bytes(payload)), loaded)
 
 
-def _family(reference: m.Reference) -> Family:
+def _family(reference: m.Reference) -> Family | None:
+    if reference.family is None:
+        return None
     return Family(Kind(reference.family), tuple(reference.family_sizes))

@@ -46,6 +46,7 @@ class Recording:
         self.truncations = np.empty((steps, envs), np.bool_)
         self.log_probs = np.empty((steps, envs), np.float32)
         self.values = np.empty((steps + 1, envs), np.float32)
+        self.valid = np.ones((steps, envs), np.bool_)
         self.params: Array | None = None
         self.steps_done = 0
         self.final_rows: list[int] = []
@@ -85,13 +86,13 @@ class Recording:
                 EpisodeRecord(
                     env_id=int(self._env_ids[row]),
                     episode_return=float(returns[row] + rewards.sum()),
-                    length=int(lengths[row]) + len(rewards),
+                    length=int(lengths[row]) + int(self.valid[starts[row] : t + 1, row].sum()),
                 )
             )
             returns[row], lengths[row], starts[row] = 0.0, 0, t + 1
         for row, start in enumerate(starts):
             returns[row] += self.rewards[start : self.steps_done, row].sum()
-            lengths[row] += self.steps_done - start
+            lengths[row] += self.valid[start : self.steps_done, row].sum()
         return episodes
 
     def fragment(
@@ -116,7 +117,6 @@ class Recording:
         if self.final_rows:
             self._obs_layout.pack(self.final_obs, final_obs, name="final observation")
         index = np.array([self._final_steps, self.final_rows], np.int64).T
-        steps, envs = self.rewards.shape
         return Fragment(
             obs=[leaf[:-1] for leaf in self.obs],
             actions=self.actions,
@@ -125,7 +125,7 @@ class Recording:
             truncations=self.truncations,
             log_probs=self.log_probs,
             values=self.values[:-1],
-            valid=np.ones((steps, envs), np.bool_),
+            valid=self.valid,
             last_obs=[leaf[-1] for leaf in self.obs],
             last_values=self.values[-1],
             final_index=np.ascontiguousarray(index),

@@ -26,8 +26,8 @@ Nested = Any
 class Batch(Generic[ArrayT]):
     """T steps of N environments, of which `env_ids` are the numbers in the whole run, whoever ran them.
 
-    A `rollout` has all of them in order. A batch of a stream has those of the workers whose fragments it holds,
-    in the order of arrival, and an environment twice if two fragments are of the same worker.
+    A `rollout` has all of them in order. A batch of a stream has those of its fragments, in the order of
+    arrival, and an environment twice if two fragments are of the same worker.
 
     `obs`, `actions`, `last_obs` and `final_obs` are nested as their spaces nest; parts without a fixed size
     (Text, Sequence, Graph, OneOf) are arrays of objects.

@@ -41,9 +41,11 @@ from clusterenv.commands import (
 from clusterenv.errors import AgentError, EnvError, StateError
 from clusterenv.recording import Recording
 from clusterenv.shard import Shard
+from clusterenv.vector_shard import VectorShard
 
 Array = NDArray[Any]
 Nested = Any
+AnyShard = Shard | VectorShard
 
 
 class Runner:
@@ -53,7 +55,7 @@ class Runner:
         """Build nothing yet. With `own_process` the state of the whole process may be set up for acting."""
         self._setup = setup
         self._own_process = own_process
-        self._shard: Shard | None = None
+        self._shard: AnyShard | None = None
         self._adapter: AgentAdapter | None = None
         self._version = 0
         self._bounds: tuple[Array, Array] | None = None  # of Box actions
@@ -82,23 +84,15 @@ class Runner:
             EnvError: if one cannot be built.
             SpaceError: if a space cannot be batched, or environments differ.
         """
-        setup = self._setup
-        shard = Shard(
-            [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of],
-            first_env=setup.first_env,
-            autoreset_mode=AutoresetMode(setup.autoreset_mode),
-            same_bounds=setup.same_bounds,
-        )
-        self._shard = shard
+        shard = self._shard = _shard_of(self._setup)
         space = shard.single_action_space
         if isinstance(space, Box) and (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
             self._bounds = space.low, space.high
-        spec = shard.envs[0].spec
         return RunnerReady(
             obs_digest=shard.obs_layout.digest,
             action_digest=shard.action_layout.digest,
             action_layout=shard.action_layout,
-            env_id=None if spec is None else spec.id,
+            env_id=shard.env_id,
         )
 
     def handle(self, command: Command) -> Reply:
@@ -142,7 +136,7 @@ class Runner:
             return self._counted_step(shard, command.actions, command.mask)
 
     def _counted_step(
-        self, shard: Shard, actions: list[Array], mask: NDArray[np.bool_] | None = None
+        self, shard: AnyShard, actions: list[Array], mask: NDArray[np.bool_] | None = None
     ) -> StepBatch:
         """One step in the shard's mode; a row that it merely reset has made no step of an episode."""
         rows = slice(None) if mask is None else mask
@@ -228,14 +222,15 @@ class Runner:
                 family=adapter.family,
             )
 
-    def _fill(self, record: Recording, shard: Shard, command: Collect) -> None:
+    def _fill(self, record: Recording, shard: AnyShard, command: Collect) -> None:
         """The hot loop: one forward pass of the policy and one call of each environment per step.
 
         It ends early when it is told to give up.
         """
         num_steps = command.num_steps
         look_for_news = None if command.sync_at is None else self.look_for_news
-        nest, unpack = shard.obs_layout.nest, shard.action_layout.unpack
+        nest = shard.obs_layout.nest
+        resets_apart = isinstance(shard, VectorShard)  # in steps that are no transitions
         obs = record.obs_at(0)
         _copy(shard.obs, obs)
         for t in range(num_steps):
@@ -252,9 +247,11 @@ class Runner:
                 _copy(obs, shard.obs)
                 raise
             record.keep(acted)
+            if resets_apart:
+                np.logical_not(shard.ended, out=record.valid[t])
             obs = shard.obs if t + 1 == num_steps else record.obs_at(t + 1)
             shard.step_into(
-                unpack([self._clip(acted.actions)]),
+                [self._clip(acted.actions)],
                 obs,
                 record.rewards[t],
                 record.terminations[t],
@@ -295,7 +292,7 @@ class Runner:
         return self._adapter
 
     @contextlib.contextmanager
-    def _envs(self) -> Iterator[Shard]:
+    def _envs(self) -> Iterator[AnyShard]:
         """The shard; after an error that it does not know itself, all its rows need a reset."""
         shard = self._shard
         if shard is None:
@@ -312,6 +309,23 @@ class Runner:
 def _copy(source: Sequence[Array], target: Sequence[Array]) -> None:
     for values, place in zip(source, target, strict=True):
         place[...] = values
+
+
+def _shard_of(setup: RunnerSetup) -> AnyShard:
+    """The environments, each made apart or all of them by a backend."""
+    mode = AutoresetMode(setup.autoreset_mode)
+    if setup.backend is None:
+        env_fns = [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of]
+        return Shard(env_fns, first_env=setup.first_env, autoreset_mode=mode, same_bounds=setup.same_bounds)
+    (blob,) = setup.env_blobs
+    return VectorShard(
+        lambda: cloudpickle.loads(blob).vector(setup.num_envs, setup.num_threads),
+        backend=setup.backend,
+        first_env=setup.first_env,
+        num_envs=setup.num_envs,
+        autoreset_mode=mode,
+        same_bounds=setup.same_bounds,
+    )
 
 
 def _unpickled(blob: bytes) -> Callable[[], Any]:

@@ -141,6 +141,7 @@ class Worker:
     def _start(self, welcome: m.Welcome, frames: list[Any]) -> None:
         self.welcome = welcome
         self._policy.start(welcome)
+        cores = welcome.runners or min(granted_cores(os.environ), welcome.num_envs)
         setup = RunnerSetup(
             first_env=welcome.first_env,
             num_envs=welcome.num_envs,
@@ -152,9 +153,10 @@ class Worker:
             step_timeout_s=welcome.step_timeout_s,
             cpus=None,
             same_bounds=welcome.same_bounds,
+            backend=welcome.backend,
+            num_threads=cores,
         )
-        runners = welcome.runners or min(granted_cores(os.environ), welcome.num_envs)
-        self.pool = self._make_pool(setup, runners)
+        self.pool = self._make_pool(setup, cores if welcome.backend is None else 1)
         try:
             with self._starting():
                 ready = self.pool.start(welcome.setup_timeout_s)
@@ -280,6 +282,7 @@ class Worker:
         self.steps += len(batch.log_probs)
         reply = m.ActReply(
             policy=self._policy.info(),
+            sample=self._policy.keep_step(batch),
             num_final=len(batch.step.final_index),
             infos=batch.step.infos,
             final_infos=batch.step.final_infos,

@@ -1,4 +1,4 @@
-"""`env.stream`: every fragment once, never waiting for the learner, ended within a step, nothing lost silently."""
+"""`env.stream`: every fragment once, no waiting for the learner, ended within a step, no silent losses."""
 
 from __future__ import annotations
 
