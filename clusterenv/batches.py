@@ -155,9 +155,8 @@ class Fragment:
 
     @property
     def comparable(self) -> NDArray[np.bool_]:
-        """[T * n]: the rows that tell what the policy of `policy_version` does."""
-        valid = self.valid if self.versions is None else self.valid & (self.versions == self.policy_version)
-        return valid.reshape(-1)
+        """[T, n]: the rows that tell what the policy of `policy_version` does."""
+        return self.valid if self.versions is None else self.valid & (self.versions == self.policy_version)
 
     @property
     def num_steps(self) -> int:

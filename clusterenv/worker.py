@@ -220,6 +220,8 @@ class Worker:
         self._stream.go_on()
 
     def _reset(self, message: m.ResetCommand, frames: list[Any]) -> None:
+        if message.noise_seed is not None:
+            self._policy.start_over()
         command = Reset(
             seeds=list(message.seeds),
             options=bytes(frames[0]) if message.has_options else None,
