@@ -82,6 +82,7 @@ class ClusterEnv(Called):
 
         Args:
             seed: an int s seeds environment i with s + i, the policy's noise with s; or one entry for each.
+                After an int, workers act with the newest weights: what follows depends on s and the agent.
             options: given to each environment; its `reset_mask`, bool [N], selects the environments and is
                 left out of what they see. The dict itself is not changed.
         """
@@ -97,6 +98,8 @@ class ClusterEnv(Called):
         self._call(run.send_recv.stop)
         stepping = run.stepping
         pending = self._call(lambda: stepping.begin_reset(args))
+        if args.noise_seed is not None:
+            run.acting.start_over()
         self._awaiting.begun("reset", pending, lambda: stepping.finish_reset(pending, args))
 
     def reset_wait(self, timeout: float | None = None) -> Nested:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import distributions
-from clusterenv.config import SyncConfig
 from clusterenv.distributions import Family
+from clusterenv.sync_config import PROTOTYPE, SyncConfig
 
 KEPT_SAMPLES = 4
 """Fragments whose sample a worker remembers: with `stream` a reference may come some fragments late."""
@@ -83,6 +83,8 @@ def decide(
         return _pull(SyncReason.EVERY)
     if config.sync == "broadcast":
         return _pull(SyncReason.BROADCAST)
+    if config.sync.startswith(PROTOTYPE):
+        return _within(float(config.sync.removeprefix(PROTOTYPE)), divergence)
     if config.sync.startswith("interval:"):
         interval = int(config.sync.removeprefix("interval:"))
         return _pull(SyncReason.INTERVAL) if lag >= interval else STAY
@@ -96,10 +98,14 @@ def _adaptive(config: SyncConfig, lag: int, divergence: float | None, age_s: flo
         return _pull(SyncReason.MAX_AGE)
     if lag < config.min_interval or config.kl_threshold == math.inf:
         return STAY
+    return _within(config.kl_threshold, divergence)
+
+
+def _within(threshold: float, divergence: float | None) -> Decision:
     if divergence is None:
         return _pull(SyncReason.NO_DIVERGENCE)
     # At 0 every version is pulled, also one that changed only the value; NaN is never within bounds.
-    if config.kl_threshold > 0 and divergence <= config.kl_threshold:
+    if threshold > 0 and divergence <= threshold:
         return STAY
     return _pull(SyncReason.DIVERGENCE)
 
@@ -113,18 +119,47 @@ def sample_size(n_ref: int, num_workers: int) -> int:
     return min(n_ref, max(LEAST_STATES, STATES_OF_ALL // num_workers))
 
 
-def mean_divergence(family: Family, theta_u: NDArray[Any], theta_v: NDArray[Any]) -> float:
-    """Mean over states of KL(u || v) from parameters [m, P]; exactly 0 for equal ones, NaN without states."""
-    if not len(theta_u):
+def compares(sync: str) -> bool:
+    """Whether the rule looks at how far the policies are apart."""
+    return sync == "adaptive" or sync.startswith(PROTOTYPE)
+
+
+def prototype_rows(num_steps: int, num_envs: int, *, back: int) -> NDArray[np.int64]:
+    """The rows of a fragment that the older rule compares: all environments, `back` steps before the last.
+
+    The head takes its newest states (`back` 0), a worker those of one step earlier, as the older rule did.
+    """
+    step = max(num_steps - 1 - back, 0)
+    return np.arange(step * num_envs, (step + 1) * num_envs)
+
+
+def divergence_of(sync: str, family: Family | None, said_u: NDArray[Any], said_v: NDArray[Any]) -> float:
+    """What `sync` compares with its threshold: the mean over states, under the older rule the sum."""
+    mean = mean_divergence(family, said_u, said_v)
+    return mean * len(said_u) if sync.startswith(PROTOTYPE) else mean
+
+
+def mean_divergence(family: Family | None, said_u: NDArray[Any], said_v: NDArray[Any]) -> float:
+    """Mean over states of KL(u || v) in nats; exactly 0 for equal arguments, NaN without states.
+
+    Args:
+        family: of the policies' distributions; None if it is not known.
+        said_u: parameters [m, P] of the behaviour policy; without a family its log-probabilities [m] of the
+            actions that it took, from which the KL is estimated (k3, http://joschu.net/blog/kl-approx.html).
+        said_v: the same by the newest policy, of the same states and actions.
+    """
+    if not len(said_u):
         return math.nan
-    return float(distributions.kl(family, theta_u, theta_v).mean())
+    if family is None:
+        return float(distributions.k3(said_u, said_v).mean())
+    return float(distributions.kl(family, said_u, said_v).mean())
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
     version: int
-    family: Family
-    theta: NDArray[np.float32]
+    family: Family | None
+    said: NDArray[np.float32]
 
 
 class ReferenceSamples:
@@ -134,18 +169,20 @@ class ReferenceSamples:
         """Remember nothing yet."""
         self._samples: OrderedDict[int, _Sample] = OrderedDict()
 
-    def put(self, fragment: int, version: int, family: Family, theta: NDArray[np.float32]) -> None:
-        """Keep θ_u [m, P] of a fragment acted with `version`; the oldest beyond the last few is forgotten."""
-        self._samples[fragment] = _Sample(version, family, theta)
+    def put(self, fragment: int, version: int, family: Family | None, said: NDArray[np.float32]) -> None:
+        """Keep what `mean_divergence` needs of a fragment acted with `version`; the oldest are forgotten."""
+        self._samples[fragment] = _Sample(version, family, said)
         while len(self._samples) > KEPT_SAMPLES:
             self._samples.popitem(last=False)
 
-    def get(self, fragment: int, acting_version: int | None, family: Family) -> NDArray[np.float32] | None:
-        """θ_u [m, P] of that fragment; None if forgotten, or if another policy acts now."""
+    def get(
+        self, fragment: int, acting_version: int | None, family: Family | None
+    ) -> NDArray[np.float32] | None:
+        """What was kept of that fragment; None if forgotten, or if another policy acts now."""
         sample = self._samples.get(fragment)
         if sample is None or sample.version != acting_version or sample.family != family:
             return None
-        return sample.theta
+        return sample.said
 
     def clear(self) -> None:
         """Forget all, as for a new agent, whose versions and distributions are not comparable."""

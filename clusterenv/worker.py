@@ -200,6 +200,8 @@ class Worker:
             self._policy.freshen(message, frames, act)
 
     def _reset(self, message: m.ResetCommand, frames: list[Any]) -> None:
+        if message.noise_seed is not None:
+            self._policy.start_over()
         command = Reset(
             seeds=list(message.seeds),
             options=bytes(frames[0]) if message.has_options else None,
@@ -259,6 +261,7 @@ class Worker:
         self.steps += len(batch.log_probs)
         reply = m.ActReply(
             policy=self._policy.info(),
+            sample=self._policy.keep_step(batch),
             num_final=len(batch.step.final_index),
             infos=batch.step.infos,
             final_infos=batch.step.final_infos,

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Text = Annotated[str, Meta(max_length=1 << 20)]
@@ -79,12 +79,15 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sync_count: Count
     syncs_by_reason: Annotated[dict[Word, Count], Few]
     checks: Count
+    check_s: float
+    kl_threshold: float
 
 
 class ActReply(Message, frozen=True, kw_only=True):
-    """Answer to ActCommand. Frames: ActBatch.frames()."""
+    """Answer to ActCommand. Frames: ActBatch.frames(). `sample` is 0 if no later check needs this step."""
 
     policy: PolicyInfo
+    sample: Count
     num_final: Count
     infos: Blocks
     final_infos: Blocks
@@ -155,6 +158,7 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     sys_path: Annotated[list[Text], Meta(max_length=1 << 12)]
     runners: Count
     kl_threshold: float
+    auto_threshold: bool
     max_lag: Count
     max_age_s: float
     min_interval: Count
@@ -217,11 +221,14 @@ class AgentMessage(Message, frozen=True, kw_only=True):
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Version v of the learner's policy on the states of one sample; a frame holds θ_v [rows, P] float32."""
+    """Version v of the learner's policy on the states of one sample; a frame holds θ_v [rows, P] float32.
+
+    Without a family the frame holds log π_v [rows] float32 of the actions that were taken there.
+    """
 
     sample: Count
     rows: Count
-    family: Word
+    family: Word | None
     family_sizes: Counts
 
 
