@@ -34,7 +34,7 @@ def _backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "installed", lambda: offered)
 
 
-def vector_of(name: str, launcher: LocalConfig = TWO, num_envs: int = 6, **options: Any) -> ClusterEnv:
+def vector_of(name: str, launcher: LocalConfig = SERIAL, num_envs: int = 6, **options: Any) -> ClusterEnv:
     return ClusterEnv(f"tests:{name}", launcher, envs_per_node=num_envs // launcher.nodes, **options)
 
 
@@ -95,7 +95,7 @@ def test_a_worker_has_one_runner_and_all_its_cores_are_threads() -> None:
 
 
 def test_rows_that_a_rollout_only_resets_are_not_valid(policy: Policy) -> None:
-    with vector_of("Count", env_kwargs={"n": 3}) as env:
+    with vector_of("Count", TWO, env_kwargs={"n": 3}) as env:
         batch = env.rollout(policy, 6)
         after = env.rollout(policy, 2)
 
@@ -155,7 +155,7 @@ def test_infos_travel_by_row(policy: Policy) -> None:
 
 
 def test_send_and_recv_carry_whole_workers() -> None:
-    with vector_of("Count", batch_size=3) as env:
+    with vector_of("Count", TWO, batch_size=3) as env:
         env.async_reset(seed=1)
         seen = []
         for _ in range(6):
@@ -206,7 +206,7 @@ def test_a_vector_without_calls_says_so() -> None:
 
 
 def test_an_error_names_backend_worker_and_call_and_a_reset_goes_on() -> None:
-    with vector_of("Fails", env_kwargs={"where": "step", "at": 2}) as env:
+    with vector_of("Fails", TWO, env_kwargs={"where": "step", "at": 2}) as env:
         env.reset(seed=1)
         env.step(np.zeros(6, np.int64))
         with pytest.raises(
@@ -243,7 +243,7 @@ def test_a_mode_that_the_backend_has_not_is_refused(options: dict[str, Any], exp
 
 def test_masked_resets_need_a_backend_that_can() -> None:
     mask = np.array([True] + [False] * 5)
-    with vector_of("Count") as env:
+    with vector_of("Count", TWO) as env:
         env.reset(seed=1)
         with pytest.raises(StateError, match="cannot reset some of them alone; reset them all"):
             env.reset(options={"reset_mask": mask})
@@ -262,14 +262,14 @@ def test_wrappers_and_a_missing_name_are_refused() -> None:
 
 
 def test_make_vec_takes_the_name_of_a_backends_environment() -> None:
-    with make_vec("tests:Count", 4, TWO, n=2) as env:
+    with make_vec("tests:Count", 4, SERIAL, n=2) as env:
         env.reset(seed=1)
         assert env.step(np.zeros(4, np.int64))[1].tolist() == [1] * 4
 
 
 def test_a_killed_worker_comes_back_with_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clusterenv.peers.FIRST_DELAY_S", 0.1)
-    with vector_of("RandomObs", lease_s=5.0) as env:
+    with vector_of("RandomObs", TWO, lease_s=5.0) as env:
         first, _ = env.reset(seed=7)
         os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
         lost = False
