@@ -46,6 +46,15 @@ def read_params(distribution: object, family: Family | None, rows: int) -> Float
     return _READERS[plain](distribution, family, rows)
 
 
+def defining_tensors(distribution: AnyDistribution) -> tuple[Tensor, ...]:
+    """Logits of a distribution that `read_params` can read, or means and standard deviations."""
+    while isinstance(distribution, Independent):
+        distribution = distribution.base_dist
+    if isinstance(distribution, Normal):
+        return distribution.loc, distribution.scale
+    return (distribution.logits,)
+
+
 _plain_types: dict[tuple[type, type], bool] = {}
 
 

@@ -25,6 +25,7 @@ from clusterenv.adapters.base import (
     rows_of,
     takes_env_ids,
 )
+from clusterenv.adapters.fused import Fused
 from clusterenv.adapters.reading import (
     AnyDistribution,
     joint_log_prob,
@@ -67,6 +68,7 @@ class TorchAdapter:
         self._whole = not (state_tensors(agent) or modules_of(agent))
         self._family: Family | None = None
         self._takes_env_ids: dict[str, bool] = {}
+        self._fused = Fused(terms.family if own else None)
         if own:
             for module in modules_of(agent):
                 module.eval()
@@ -107,6 +109,7 @@ class TorchAdapter:
             self._agent = pickling.whole_agent(state)
         else:
             import_state(self._agent, state)
+        self._fused.forget()
         self._state_loaded()
 
     def dumps(self) -> bytes:
@@ -157,10 +160,15 @@ class DistributionAdapter(TorchAdapter):
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
         """Draw from the parameters where the family is known; else the agent's distribution draws."""
         rows = len(env_ids)
+        if not with_values and (params := self._fused.params(obs)) is not None:
+            actions, log_probs = self._terms.draw(params, seed=seed, env_ids=env_ids, steps=steps)
+            return Acted(self._terms.to_env(actions, rows), log_probs, nothing(rows), params)
         with self._session():
             inputs = self._inputs(obs)
-            distribution = self._distribution(inputs, env_ids)
+            with self._fused.watching(inputs):
+                distribution = self._distribution(inputs, env_ids)
             params = self._params(distribution, rows)
+            self._fused.learn(obs, params, self._plain(distribution))
             if params is not None:
                 actions, log_probs = self._terms.draw(params, seed=seed, env_ids=env_ids, steps=steps)
             else:
@@ -206,6 +214,10 @@ class DistributionAdapter(TorchAdapter):
             )
         return distribution
 
+    def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
+        """The distribution of torch that holds the parameters."""
+        return distribution
+
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
         params = read_params(distribution, self._terms.family, rows)
         self._family = None if params is None else self._terms.family
@@ -237,9 +249,11 @@ class SB3Adapter(DistributionAdapter):
     def _distribution(self, inputs: Nested, env_ids: Ints | None) -> AnyDistribution:
         return self._agent.get_distribution(inputs, **self._env_ids("get_distribution", env_ids))
 
+    def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
+        return getattr(distribution, "distribution", None)
+
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
-        inner = getattr(distribution, "distribution", None)
-        params = super()._params(inner, rows)
+        params = super()._params(self._plain(distribution), rows)
         if params is None:
             return None
         if self._trusted is None or not self._own:
