@@ -26,6 +26,7 @@ CHECK_EVERY = 256
 """Acts after which the agent computes again and is compared."""
 WORTH_IT = 32
 """Acts under one state after which it was worth it to watch the first of them."""
+REPEATED = (Kind.CATEGORICAL, Kind.BERNOULLI, Kind.DIAG_GAUSSIAN)
 LARGEST = 1 << 17
 """Multiplications for one observation up to which torch's own cost is worth avoiding."""
 
@@ -33,10 +34,9 @@ LARGEST = 1 << 17
 class Fused:
     """The parameters and values of one agent, under one state: `forget` it when another is loaded."""
 
-    def __init__(self, family: Family | None) -> None:
-        """Know nothing yet; only distributions of `family` are repeated, none without."""
-        self._family = family
-        self._hopeless = family is None or family.kind is Kind.MULTI_CATEGORICAL
+    def __init__(self, *, watch: bool) -> None:
+        """Know nothing yet, and without `watch` never more."""
+        self._may_watch = watch
         self._watch: Watch | None = None
         self._acts = 0
         self._watch_at = 0
@@ -46,6 +46,7 @@ class Fused:
 
     def forget(self) -> None:
         """The agent has changed: it must be watched again."""
+        self._family: Family | None = None
         self._policy: Program | None = None
         self._log_std: Floats | None = None
         self._value: Program | None = None
@@ -54,21 +55,21 @@ class Fused:
         self._acts = 0
         self.used = False
 
-    def params(self, obs: Nested) -> Floats | None:
-        """Parameters [n, P] of the distributions at observations [n, ...]; None: the agent must compute."""
+    def params(self, obs: Nested) -> tuple[Family, Floats] | None:
+        """Family and parameters [n, P] at observations [n, ...]; None: the agent must compute."""
         self._acts += 1
-        if self._policy is None or self._acts > self._watch_at:
+        if self._family is None or self._acts > self._watch_at:
             return None
         self.used = True
-        return self._policy_params(obs)
+        return self._family, self._policy_params(obs)
 
     def values(self, obs: Nested) -> Floats | None:
         """Values [n]; None: the agent must compute."""
-        return None if self._value is None else self._value(obs)[:, 0]
+        return None if self._family is None or self._value is None else self._value(obs)[:, 0]
 
     def watching(self, inputs: Nested) -> AbstractContextManager[object]:
         """Around a call of the agent that `params` has left to it."""
-        due = not self._hopeless and self._acts > self._watch_at
+        due = self._may_watch and self._acts > self._watch_at
         self._watch = Watch(inputs) if due and isinstance(inputs, Tensor) and len(inputs) else None
         return self._watch or nullcontext()
 
@@ -82,43 +83,48 @@ class Fused:
             yield
 
     def learn(
-        self, obs: Nested, params: Floats | None, distribution: Distribution | None, value: object = None
+        self,
+        obs: Nested,
+        family: Family | None,
+        params: Floats | None,
+        distribution: Distribution | None,
+        value: object = None,
     ) -> None:
         """Remember how the call just watched came to its parameters and value, if that can be repeated."""
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        self._policy = self._log_std = self._value = None
+        self._family = self._policy = self._log_std = self._value = None
         self._watch_at = self._acts + CHECK_EVERY
-        if params is None or distribution is None or watch.shape != obs.shape:
+        if family is None or params is None or distribution is None or watch.shape != obs.shape:
             return
-        if not (self._find(watch, distribution, value) and self._agrees(obs, params, value)):
-            self._policy = self._value = None
+        if family.kind in REPEATED and self._find(watch, distribution):
+            if isinstance(value, Tensor):
+                self._find_value(watch, value, obs)
+            self._family = family if self._agrees(obs, family, params) else None
 
-    def _find(self, watch: Watch, distribution: Distribution, value: object) -> bool:
-        assert self._family is not None
+    def _find(self, watch: Watch, distribution: Distribution) -> bool:
         tensors = defining_tensors(distribution)
         self._policy = watch.program_of(tensors[0])
         if self._policy is None or self._policy.cost > LARGEST:
             return False
-        if self._family.kind is Kind.DIAG_GAUSSIAN:
+        if len(tensors) > 1:
             scale = watch.constant_row(tensors[1])
             if scale is None:
                 return False
             self._log_std = np.log(scale)
-        if isinstance(value, Tensor):
-            self._value = watch.program_of(value)
-            if self._value is not None and (self._value.cost > LARGEST or self._value.width != 1):
-                self._value = None
         return True
 
-    def _agrees(self, obs: Nested, params: Floats, value: object) -> bool:
+    def _find_value(self, watch: Watch, value: Tensor, obs: Nested) -> None:
+        program = watch.program_of(value)
+        if program is not None and program.width == 1 and program.cost <= LARGEST:
+            self._value = program if _close(program(obs)[:, 0], to_array(value).reshape(-1)) else None
+
+    def _agrees(self, obs: Nested, family: Family, params: Floats) -> bool:
         ours, theirs = self._policy_params(obs), params
-        if self._family is not None and self._family.kind is Kind.CATEGORICAL:  # logits up to a constant
+        if family.kind is Kind.CATEGORICAL:  # logits up to a constant
             ours, theirs = ours - ours.max(1, keepdims=True), theirs - theirs.max(1, keepdims=True)
-        if not _close(ours, theirs):
-            return False
-        return self._value is None or _close(self._value(obs)[:, 0], to_array(value).reshape(-1))
+        return _close(ours, theirs)
 
     def _policy_params(self, obs: Nested) -> Floats:
         assert self._policy is not None
