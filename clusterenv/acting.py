@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,19 @@ from numpy.typing import NDArray
 
 from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
-from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, unmoved_step
+from clusterenv.batches import ActBatch, Fragment, unmoved_step
+from clusterenv.claims import check_policy, own_episode
 from clusterenv.config import EnvConfig
 from clusterenv.distributions import Family
-from clusterenv.errors import ProtocolError
+from clusterenv.errors import AgentError, ProtocolError
 from clusterenv.head import Head
 from clusterenv.layout import SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Outcome, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
-from clusterenv.policy_sync import sample_size
+from clusterenv.policy_sync import compares, prototype_rows, sample_size
 from clusterenv.rollout import Rollout, assemble
+from clusterenv.sync_config import PROTOTYPE
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
@@ -80,16 +83,21 @@ class Acting:
         self._acts = 0
         self._samples.clear()
 
-    def publish(self, agent: object) -> Snapshot:
+    def publish(self, agent: object, *, known: bool = False) -> Snapshot:
         """The agent's present state is what workers compare with and pull from now on.
 
         Raises:
-            AgentError: if the agent has none of the methods that can be acted with.
+            AgentError: if the agent has none of the methods that can be acted with, or if workers have to be
+                sent another agent although it should be `known` to them.
         """
         if self._adapter is None or self._adapter[0] is not agent:
             self._adapter = (agent, adapt(agent, *self._spaces))
         adapter = self._adapter[1]
         snapshot = self._publisher.publish(adapter)
+        if known and snapshot.agent != self._agent_sent:
+            raise AgentError(
+                "the agent's state has other names or shapes than when the stream was opened; open another"
+            )
         self._head.publish(snapshot)
         if snapshot.agent != self._agent_sent:
             self._head.introduce(m.AgentMessage(agent=snapshot.agent), adapter.dumps())
@@ -118,7 +126,7 @@ class Acting:
         fragments: list[Fragment | None] = []
         while not any(fragments):  # never an empty batch: all lost at once, so wait for the first to return
             outcomes = self._head.call(command, m.FragmentReply)
-            fragments = [self._read_fragment(o, num_steps, snapshot) for o in outcomes]
+            fragments = [self._read_fragment(o, num_steps) for o in outcomes]
         return assemble(
             fragments,
             obs_layout=self._obs,
@@ -129,54 +137,81 @@ class Acting:
             num_envs=sum(peer.num_envs for peer in self._head.peers),
         )
 
-    def _read_fragment(
-        self, outcome: Outcome[m.FragmentReply], num_steps: int, snapshot: Snapshot
-    ) -> Fragment | None:
+    def _read_fragment(self, outcome: Outcome[m.FragmentReply], num_steps: int) -> Fragment | None:
         """The fragment of a worker, if it is there and is what was asked for."""
         if not isinstance(outcome, Reply):
             return None
         reply = outcome
 
         def read() -> Fragment:
-            _check_claims(reply.peer, reply.message.policy, snapshot.version)
-            if reply.message.num_steps != num_steps:
-                raise ProtocolError(f"fragment of {reply.message.num_steps} steps; expected {num_steps}")
-            return self._fragment(reply)
+            fragment = self.fragment(reply.peer, reply.message, reply.frames, num_steps)
+            self._samples[reply.peer.rank] = self.sample(reply.peer, reply.message, fragment)
+            return fragment
 
         fragment = self._head.read(reply.peer, read, Fresh.SKIP)
         return fragment if isinstance(fragment, Fragment) else None
 
-    def _fragment(self, reply: Reply[m.FragmentReply]) -> Fragment:
-        peer, message = reply.peer, reply.message
-        fragment = Fragment.of_frames(
-            reply.frames,
+    def fragment(
+        self, peer: Peer, message: m.FragmentReply, frames: Sequence[Any], num_steps: int
+    ) -> Fragment:
+        """What a worker has collected in `num_steps` steps.
+
+        Raises:
+            ProtocolError: if that cannot be what was asked for.
+        """
+        check_policy(peer, message.policy, self._head.published_version)
+        if message.num_steps != num_steps:
+            raise ProtocolError(f"fragment of {message.num_steps} steps; expected {num_steps}")
+        return Fragment.of_frames(
+            frames,
             self._obs,
             self._actions,
             num_steps=message.num_steps,
             num_envs=peer.num_envs,
             num_final=message.num_final,
             policy_version=message.policy.policy_version,
-            episodes=[_own_episode(peer, episode) for episode in message.episodes],
+            episodes=[own_episode(peer, episode) for episode in message.episodes],
+            has_versions=message.has_versions,
         )
-        rows = self._rows(peer, fragment.valid.reshape(-1), message.fragment)
+
+    def sample(self, peer: Peer, message: m.FragmentReply, fragment: Fragment) -> Sample:
+        """The states of a fragment that the worker has kept too."""
+        rows = self._rows(peer, fragment.comparable, message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
-        self._samples[peer.rank] = Sample(
+        return Sample(
             message.fragment,
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs],
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.actions],
             peer.first_env + rows % peer.num_envs,
         )
-        return fragment
 
     def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
-        """The sampled rows that the worker finds too."""
+        """The sampled rows of [T, n] that the worker finds too."""
+        if self._config.sync.startswith(PROTOTYPE):
+            return prototype_rows(*valid.shape, back=0)
         return native.sample_rows(
-            valid,
+            valid.reshape(-1),
             sample_size(self._config.n_ref, len(self._head.peers)),
             seed=peer.welcome.noise_seed,
             rank=peer.rank,
             fragment=number,
         )
+
+    # --- stream -----------------------------------------------------------------------------------------
+
+    def news(
+        self, snapshot: Snapshot, samples: Mapping[int, Sample]
+    ) -> Callable[[Peer], tuple[m.Message, Sequence[Any]]]:
+        """What to tell each worker that streams of a new version, with what that says on its sample."""
+        references = self._references(snapshot.version, samples, samples)
+
+        def published(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+            reference, frames = _attached(references, peer)
+            frames += self._broadcast(peer, snapshot)
+            broadcast = self._is_broadcast(peer, snapshot)
+            return m.Published(version=snapshot.version, reference=reference, has_weights=broadcast), frames
+
+        return published
 
     # --- step -------------------------------------------------------------------------------------------
 
@@ -186,7 +221,7 @@ class Acting:
         self._acts += 1
         samples = {}
         for peer in self._lagging(snapshot.version):
-            rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), self._acts)
+            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), self._acts)
             leaves = [leaf[rows] for leaf in obs[peer.rank]]
             samples[peer.rank] = Sample(self._acts, leaves, [], peer.first_env + rows)
         references = self._references(snapshot.version, samples, self._samples)
@@ -207,7 +242,7 @@ class Acting:
         self, reply: Reply[m.ActReply], obs: Sequence[Sequence[Array]], snapshot: Snapshot
     ) -> ActBatch | Absent:
         def read() -> ActBatch:
-            _check_claims(reply.peer, reply.message.policy, snapshot.version)
+            check_policy(reply.peer, reply.message.policy, snapshot.version)
             return self._act_batch(reply, obs)
 
         return self._head.read(reply.peer, read, Fresh.SHOW)
@@ -288,11 +323,22 @@ class Acting:
     def _references(
         self, version: int, samples: Mapping[int, Sample], taken: Mapping[int, Sample]
     ) -> References:
-        """What version v says on each lagging worker's sample, all evaluated in one batch.
+        """What version v says on each lagging worker's sample, and what it took to find out."""
+        started = time.perf_counter()
+        references = self._evaluated(version, samples, taken)
+        self._head.checks_sent += len(references)
+        self._head.check_bytes_sent += sum(said.nbytes for _, said in references.values())
+        self._head.check_s += time.perf_counter() - started if references else 0.0
+        return references
+
+    def _evaluated(
+        self, version: int, samples: Mapping[int, Sample], taken: Mapping[int, Sample]
+    ) -> References:
+        """What version v says on each lagging worker's sample, all in one batch.
 
         θ_v on `samples` where the agent has a closed form; else log π_v of what was done in `taken`.
         """
-        lagging = self._lagging(version) if self._config.sync == "adaptive" else []
+        lagging = self._lagging(version) if compares(self._config.sync) else []
         asked = {peer.rank: samples[peer.rank] for peer in lagging if peer.rank in samples}
         assert self._adapter is not None
         adapter = self._adapter[1]
@@ -328,7 +374,6 @@ class Acting:
             part = np.ascontiguousarray(said[start : start + rows], dtype=np.float32)
             references[rank] = (reference, part)
             start += rows
-            self._head.check_bytes_sent += part.nbytes
         return references
 
     def _lagging(self, version: int) -> list[Peer]:
@@ -344,24 +389,6 @@ class Acting:
             return []
         self._head.weight_bytes_sent += snapshot.nbytes
         return [snapshot.payload]
-
-
-def _check_claims(peer: Peer, policy: m.PolicyInfo, published: int) -> None:
-    """Return if a worker can have acted with the policy that it tells of.
-
-    Raises:
-        ProtocolError: if not.
-    """
-    if not 1 <= policy.policy_version <= published:
-        raise ProtocolError(
-            f"worker {peer.rank} tells of version {policy.policy_version}; published are 1..{published}"
-        )
-
-
-def _own_episode(peer: Peer, episode: m.Episode) -> EpisodeRecord:
-    if episode.env_id not in peer.env_indices:
-        raise ProtocolError(f"worker {peer.rank} tells of an episode of environment {episode.env_id}")
-    return EpisodeRecord(env_id=episode.env_id, episode_return=episode.episode_return, length=episode.length)
 
 
 def _attached(references: References, peer: Peer) -> tuple[m.Reference | None, list[Any]]:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import distributions
-from clusterenv.config import SyncConfig
 from clusterenv.distributions import Family
+from clusterenv.sync_config import PROTOTYPE, SyncConfig
 
-KEPT_SAMPLES = 4
-"""Fragments whose sample a worker remembers: with `stream` a reference may come some fragments late."""
+KEPT_SAMPLES = 20
+"""Fragments whose sample a worker remembers: a reference comes as late as fragments may wait in a stream."""
 LEAST_STATES = 8
 """States of a worker's sample, however many workers there are."""
 STATES_OF_ALL = 4096
@@ -56,6 +56,7 @@ def decide(
     divergence: float | None,
     age_s: float,
     forced: bool = False,
+    awaited: bool = False,
 ) -> Decision:
     """Whether a worker that acts with `acting_version` pulls `published_version` before it acts again.
 
@@ -69,6 +70,7 @@ def decide(
         divergence: mean KL(behaviour || newest) in nats; None if it could not be computed.
         age_s: seconds since the worker last pulled.
         forced: the head wants this worker to have the newest weights.
+        awaited: a divergence that is None will be known once the head has seen what the policy does.
     """
     if acting_version is None:
         return _pull(SyncReason.FIRST)
@@ -78,28 +80,36 @@ def decide(
     if forced:
         return _pull(SyncReason.FORCED)
     if config.sync == "adaptive":
-        return _adaptive(config, lag, divergence, age_s)
+        return _adaptive(config, lag, divergence, age_s, awaited)
     if config.sync == "every":
         return _pull(SyncReason.EVERY)
     if config.sync == "broadcast":
         return _pull(SyncReason.BROADCAST)
+    if config.sync.startswith(PROTOTYPE):
+        return _within(float(config.sync.removeprefix(PROTOTYPE)), divergence, awaited)
     if config.sync.startswith("interval:"):
         interval = int(config.sync.removeprefix("interval:"))
         return _pull(SyncReason.INTERVAL) if lag >= interval else STAY
     return STAY
 
 
-def _adaptive(config: SyncConfig, lag: int, divergence: float | None, age_s: float) -> Decision:
+def _adaptive(
+    config: SyncConfig, lag: int, divergence: float | None, age_s: float, awaited: bool
+) -> Decision:
     if lag > config.max_lag:
         return _pull(SyncReason.MAX_LAG)
     if age_s > config.max_age_s:
         return _pull(SyncReason.MAX_AGE)
     if lag < config.min_interval or config.kl_threshold == math.inf:
         return STAY
-    if divergence is None:
+    return _within(config.kl_threshold, divergence, awaited)
+
+
+def _within(threshold: float, divergence: float | None, awaited: bool) -> Decision:
+    if divergence is None and not awaited:
         return _pull(SyncReason.NO_DIVERGENCE)
     # At 0 every version is pulled, also one that changed only the value; NaN is never within bounds.
-    if config.kl_threshold > 0 and divergence <= config.kl_threshold:
+    if threshold > 0 and (divergence is None or divergence <= threshold):
         return STAY
     return _pull(SyncReason.DIVERGENCE)
 
@@ -111,6 +121,26 @@ def _pull(reason: SyncReason) -> Decision:
 def sample_size(n_ref: int, num_workers: int) -> int:
     """States of each worker's sample: `n_ref`, fewer with many workers to bound the head's work."""
     return min(n_ref, max(LEAST_STATES, STATES_OF_ALL // num_workers))
+
+
+def compares(sync: str) -> bool:
+    """Whether the rule looks at how far the policies are apart."""
+    return sync == "adaptive" or sync.startswith(PROTOTYPE)
+
+
+def prototype_rows(num_steps: int, num_envs: int, *, back: int) -> NDArray[np.int64]:
+    """The rows of a fragment that the older rule compares: all environments, `back` steps before the last.
+
+    The head takes its newest states (`back` 0), a worker those of one step earlier, as the older rule did.
+    """
+    step = max(num_steps - 1 - back, 0)
+    return np.arange(step * num_envs, (step + 1) * num_envs)
+
+
+def divergence_of(sync: str, family: Family | None, said_u: NDArray[Any], said_v: NDArray[Any]) -> float:
+    """What `sync` compares with its threshold: the mean over states, under the older rule the sum."""
+    mean = mean_divergence(family, said_u, said_v)
+    return mean * len(said_u) if sync.startswith(PROTOTYPE) else mean
 
 
 def mean_divergence(family: Family | None, said_u: NDArray[Any], said_v: NDArray[Any]) -> float:

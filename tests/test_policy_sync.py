@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from clusterenv.config import SyncConfig
 from clusterenv.distributions import Family, Kind
 from clusterenv.policy_sync import (
     KEPT_SAMPLES,
@@ -13,9 +12,12 @@ from clusterenv.policy_sync import (
     ReferenceSamples,
     SyncReason,
     decide,
+    divergence_of,
     mean_divergence,
+    prototype_rows,
     sample_size,
 )
+from clusterenv.sync_config import SyncConfig
 
 TWO = Family(Kind.CATEGORICAL, (2,))
 STAY = Decision(pull=False)
@@ -121,6 +123,24 @@ def test_decide_follows_the_other_rules_alone(sync: str, published: int, expecte
     assert decision(config, published=published, divergence=9.9, age_s=99.0) == expected
 
 
+def test_older_rule_compares_a_sum_and_knows_no_bound() -> None:
+    config = SyncConfig(sync="prototype:0.05", max_lag=1, kl_threshold=9.0)
+
+    assert decision(config, published=99, divergence=0.05) == STAY
+    assert decision(config, published=11, divergence=0.051) == pull(SyncReason.DIVERGENCE)
+    assert decision(config, published=11, divergence=None) == pull(SyncReason.NO_DIVERGENCE)
+    theta = np.zeros((64, 2), np.float32)
+    other = np.tile(np.array([0.0, 0.1], np.float32), (64, 1))
+    mean = divergence_of("adaptive", TWO, theta, other)
+    assert divergence_of("prototype:0.05", TWO, theta, other) == pytest.approx(64 * mean)
+
+
+def test_older_rule_takes_the_heads_newest_states_and_those_before_from_the_worker() -> None:
+    assert prototype_rows(5, 3, back=0).tolist() == [12, 13, 14]
+    assert prototype_rows(5, 3, back=1).tolist() == [9, 10, 11]
+    assert prototype_rows(1, 3, back=1).tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("n_ref", "workers", "size"), [(64, 1, 64), (64, 64, 64), (64, 128, 32), (64, 10_000, 8), (4, 10_000, 4)]
 )
@@ -154,14 +174,14 @@ def test_mean_divergence_without_states_is_unknown() -> None:
 
 def test_reference_samples_keep_the_last_fragments() -> None:
     samples = ReferenceSamples()
-    for fragment in range(1, 8):
+    for fragment in range(1, 30):
         samples.put(fragment, 3, TWO, np.full((1, 2), fragment, np.float32))
 
-    kept = [fragment for fragment in range(1, 8) if samples.get(fragment, 3, TWO) is not None]
-    newest = samples.get(7, 3, TWO)
-    assert kept == list(range(8 - KEPT_SAMPLES, 8))
+    kept = [fragment for fragment in range(1, 30) if samples.get(fragment, 3, TWO) is not None]
+    newest = samples.get(29, 3, TWO)
+    assert kept == list(range(30 - KEPT_SAMPLES, 30))
     assert newest is not None
-    assert newest[0, 0] == 7
+    assert newest[0, 0] == 29
 
 
 def test_reference_samples_say_nothing_of_another_policy_or_family() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 from torch import Tensor
 
-from clusterenv import distributions
+from clusterenv import distributions, squash
 from clusterenv.adapters.actions import ActionTerms, draw
 from clusterenv.adapters.base import (
     Acted,
@@ -18,14 +18,18 @@ from clusterenv.adapters.base import (
     Ints,
     Nested,
     agent_errors,
+    nothing,
     rows_of,
 )
 from clusterenv.adapters.capture import Capture, Draw, capturing
 from clusterenv.adapters.reading import to_array, to_column
 from clusterenv.adapters.tensors import kept_generators, keyed_noise
 from clusterenv.adapters.torch_agents import TorchAdapter, close
-from clusterenv.distributions import Family
+from clusterenv.distributions import Family, Kind
 from clusterenv.errors import AgentError
+
+SQUASHED_TOLERANCE = 1e-3
+"""For actions that tanh has squashed, from which torch computes in float32 what was squashed."""
 
 
 class CapturedAdapter(TorchAdapter):
@@ -42,6 +46,11 @@ class CapturedAdapter(TorchAdapter):
         self._method = method
         self._trusted: bool | None = None
 
+    @property
+    def values_apart(self) -> bool:  # type: ignore[override]
+        """Whether actions were found without them."""
+        return self._fused.used
+
     @agent_errors
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
         """Draw from the captured parameters; else the agent draws."""
@@ -50,9 +59,12 @@ class CapturedAdapter(TorchAdapter):
         def keyed(family: Family, params: Floats) -> tuple[Array, Floats]:
             return draw(family, params, seed=seed, env_ids=env_ids, steps=steps)
 
+        if not with_values and (known := self._fused.params(obs)) is not None:
+            actions, log_probs = draw(*known, seed=seed, env_ids=env_ids, steps=steps)
+            return Acted(self._terms.to_env(actions, rows), log_probs, nothing(rows), known[1])
         with self._session():
             inputs = self._inputs(obs)
-            acted = self._captured(inputs, rows, keyed, env_ids)
+            acted = self._captured(inputs, rows, keyed, env_ids, watched=obs)
             if acted is not None:
                 return acted
             with keyed_noise(self._place[0], seed, env_ids, steps):
@@ -75,7 +87,8 @@ class CapturedAdapter(TorchAdapter):
         taken = self._terms.to_family(actions)
 
         def given(family: Family, params: Floats) -> tuple[Array, Floats]:
-            part = taken if family == self._terms.family else taken[:, : len(family.sizes)]
+            several = family.kind is Kind.MULTI_CATEGORICAL
+            part = taken[:, : len(family.sizes)] if several else taken
             return part, distributions.log_prob(family, params, part)
 
         with self._session():
@@ -92,6 +105,8 @@ class CapturedAdapter(TorchAdapter):
     def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
         """Values [n], by `get_value` if the agent has it."""
         rows = rows_of(obs)
+        if (values := self._fused.values(obs)) is not None:
+            return values
         with self._session():
             inputs = self._inputs(obs)
             get_value = getattr(self._agent, "get_value", None)
@@ -107,14 +122,22 @@ class CapturedAdapter(TorchAdapter):
     def _state_loaded(self) -> None:
         self._trusted = None
 
-    def _captured(self, inputs: Nested, rows: int, draw_for: Draw, env_ids: Ints | None) -> Acted | None:
-        """The agent's step with the samples of `draw_for`; None if its distribution cannot be captured."""
+    def _captured(
+        self, inputs: Nested, rows: int, draw_for: Draw, env_ids: Ints | None, *, watched: Nested = None
+    ) -> Acted | None:
+        """The agent's step with the samples of `draw_for`; None if its distribution cannot be captured.
+
+        How it comes from the observations `watched` to its numbers is remembered.
+        """
         family = self._terms.family
         if family is None or (self._own and self._trusted is False):
             return None
         known = self._own and self._trusted is True
-        capture = Capture(family, rows, draw_for, skip_scores=known)
-        with contextlib.nullcontext() if known else kept_generators(self._place[0]), capturing(capture):
+        watching = contextlib.nullcontext() if watched is None else self._fused.watching(inputs)
+        aside = self._fused.not_watching
+        capture = Capture(family, rows, draw_for, skip_scores=known, aside=aside)
+        generators = contextlib.nullcontext() if known else kept_generators(self._place[0])
+        with generators, capturing(capture), watching:
             action, log_prob, value = self._call(inputs, env_ids)
         params, actions, log_probs = capture.params, capture.actions, capture.log_probs
         self._trusted = (
@@ -122,9 +145,11 @@ class CapturedAdapter(TorchAdapter):
             and actions is not None
             and log_probs is not None
             and capture.came_back(action)
-            and (known or close(log_probs, to_column(log_prob, rows, "log_prob")))
+            and (known or _agree(capture.family, params, actions, log_probs, log_prob))
         )
-        self._family = family if self._trusted else None
+        self._family = capture.family if self._trusted else None
+        if watched is not None:
+            self._fused.learn(watched, self._family, params, capture.distribution, value)
         if not self._trusted or actions is None or log_probs is None:
             return None
         return Acted(self._terms.to_env(actions, rows), log_probs, to_column(value, rows, "value"), params)
@@ -139,6 +164,15 @@ class CapturedAdapter(TorchAdapter):
                 f"the agent's {self._method} gave {seen}; expected (action, log_prob, entropy, value)"
             )
         return result[0], result[1], result[3]
+
+
+def _agree(family: Family, params: Floats, actions: Array, ours: Floats, log_prob: object) -> bool:
+    """Whether the agent's log-probabilities are ours, where float32 can tell."""
+    theirs = to_column(log_prob, len(ours), "log_prob")
+    if family.kind is not Kind.TANH_GAUSSIAN:
+        return close(ours, theirs)
+    rows = squash.is_sharp(params, actions)
+    return close(ours[rows], theirs[rows], tolerance=SQUASHED_TOLERANCE)
 
 
 def _fixed_noise(family: Family, params: Floats) -> tuple[Array, Floats]:

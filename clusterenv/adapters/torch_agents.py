@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from clusterenv import distributions
 from clusterenv.adapters import pickling
-from clusterenv.adapters.actions import ActionTerms
+from clusterenv.adapters.actions import ActionTerms, draw
 from clusterenv.adapters.base import (
     Acted,
     Agent,
@@ -25,10 +26,11 @@ from clusterenv.adapters.base import (
     rows_of,
     takes_env_ids,
 )
+from clusterenv.adapters.fused import Fused
 from clusterenv.adapters.reading import (
     AnyDistribution,
     joint_log_prob,
-    read_params,
+    read,
     sampled,
     to_array,
     to_column,
@@ -43,7 +45,7 @@ from clusterenv.adapters.tensors import (
     to_tensors,
     untouched,
 )
-from clusterenv.distributions import Family
+from clusterenv.distributions import Family, Kind
 from clusterenv.errors import AgentError
 
 TOLERANCE = 1e-5
@@ -67,6 +69,7 @@ class TorchAdapter:
         self._whole = not (state_tensors(agent) or modules_of(agent))
         self._family: Family | None = None
         self._takes_env_ids: dict[str, bool] = {}
+        self._fused = Fused(watch=own)
         if own:
             for module in modules_of(agent):
                 module.eval()
@@ -107,6 +110,7 @@ class TorchAdapter:
             self._agent = pickling.whole_agent(state)
         else:
             import_state(self._agent, state)
+        self._fused.forget()
         self._state_loaded()
 
     def dumps(self) -> bytes:
@@ -143,9 +147,9 @@ class TorchAdapter:
         return tensor.to(device) if self._terms.discrete else tensor.to(device, dtype)
 
 
-def close(ours: Floats, theirs: Floats) -> bool:
+def close(ours: Floats, theirs: Floats, *, tolerance: float = TOLERANCE) -> bool:
     """Whether log-probabilities are the same up to rounding."""
-    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 class DistributionAdapter(TorchAdapter):
@@ -157,12 +161,17 @@ class DistributionAdapter(TorchAdapter):
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
         """Draw from the parameters where the family is known; else the agent's distribution draws."""
         rows = len(env_ids)
+        if not with_values and (known := self._fused.params(obs)) is not None:
+            actions, log_probs = draw(*known, seed=seed, env_ids=env_ids, steps=steps)
+            return Acted(self._terms.to_env(actions, rows), log_probs, nothing(rows), known[1])
         with self._session():
             inputs = self._inputs(obs)
-            distribution = self._distribution(inputs, env_ids)
+            with self._fused.watching(inputs):
+                distribution = self._distribution(inputs, env_ids)
             params = self._params(distribution, rows)
-            if params is not None:
-                actions, log_probs = self._terms.draw(params, seed=seed, env_ids=env_ids, steps=steps)
+            self._fused.learn(obs, self._family, params, self._plain(distribution))
+            if params is not None and self._family is not None:
+                actions, log_probs = draw(self._family, params, seed=seed, env_ids=env_ids, steps=steps)
             else:
                 with keyed_noise(self._place[0], seed, env_ids, steps):
                     drawn = sampled(distribution)
@@ -184,11 +193,8 @@ class DistributionAdapter(TorchAdapter):
         rows = len(actions)
         with self._session():
             inputs = self._inputs(obs)
-            taken = self._action_tensor(self._terms.to_family(actions))
             distribution = self._distribution(inputs, env_ids)
-            if isinstance(distribution, Distribution):
-                taken = taken.reshape(distribution.batch_shape + distribution.event_shape)
-            log_probs = joint_log_prob(distribution, taken, rows)
+            log_probs = self._log_probs(distribution, self._terms.to_family(actions), rows)
             return Evaluated(log_probs, self._values(inputs, rows, env_ids))
 
     @agent_errors
@@ -206,10 +212,26 @@ class DistributionAdapter(TorchAdapter):
             )
         return distribution
 
+    def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
+        """The distribution of torch that holds the parameters."""
+        return distribution
+
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
-        params = read_params(distribution, self._terms.family, rows)
-        self._family = None if params is None else self._terms.family
+        found = read(distribution, self._terms.family, rows)
+        self._family, params = (None, None) if found is None else found
         return params
+
+    def _log_probs(self, distribution: AnyDistribution, actions: Array, rows: int) -> Floats:
+        """Log-probabilities [n] of actions in the family's terms; NaN without a distribution."""
+        if distribution is None:
+            return nothing(rows)
+        params = self._params(distribution, rows)
+        if params is not None and self._family is not None and self._family.kind is Kind.TANH_GAUSSIAN:
+            return distributions.log_prob(self._family, params, actions)  # finite at the ends, unlike torch's
+        taken = self._action_tensor(actions)
+        if isinstance(distribution, Distribution):
+            taken = taken.reshape(distribution.batch_shape + distribution.event_shape)
+        return joint_log_prob(distribution, taken, rows)
 
     def _values(self, inputs: Nested, rows: int, env_ids: Ints | None) -> Floats:
         value = getattr(self._agent, "value", None)
@@ -237,9 +259,11 @@ class SB3Adapter(DistributionAdapter):
     def _distribution(self, inputs: Nested, env_ids: Ints | None) -> AnyDistribution:
         return self._agent.get_distribution(inputs, **self._env_ids("get_distribution", env_ids))
 
+    def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
+        return getattr(distribution, "distribution", None)
+
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
-        inner = getattr(distribution, "distribution", None)
-        params = super()._params(inner, rows)
+        params = super()._params(self._plain(distribution), rows)
         if params is None:
             return None
         if self._trusted is None or not self._own:
@@ -254,7 +278,8 @@ class SB3Adapter(DistributionAdapter):
         if getattr(self._agent, "use_sde", False):
             return False
         count = np.arange(rows, dtype=np.int64)
-        actions, ours = self._terms.draw(params, seed=0, env_ids=count, steps=np.zeros_like(count))
+        assert self._family is not None
+        actions, ours = draw(self._family, params, seed=0, env_ids=count, steps=np.zeros_like(count))
         return close(ours, joint_log_prob(distribution, self._action_tensor(actions), rows))
 
     def _values(self, inputs: Nested, rows: int, env_ids: Ints | None) -> Floats:

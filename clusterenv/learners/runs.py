@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from clusterenv.rollout import Rollout
 
+SHOWN_OF_WORKERS = ("kl", "kl_threshold", "checks", "syncs_by_reason")
 WINDOW = 100
 """Episodes behind the mean return that is shown, logged and compared with a goal."""
 CHECKPOINT_INTERVAL_S = 30.0
@@ -284,7 +285,7 @@ class Run:
         return {
             "rows_by_lag": dict(zip(map(str, lags.tolist()), rows.tolist(), strict=True)),
             "workers": [
-                _finite({name: worker[name] for name in ("kl", "checks", "syncs_by_reason")})
+                _finite({name: worker[name] for name in SHOWN_OF_WORKERS})
                 for worker in self._stats["workers"]
             ],
         }
@@ -368,7 +369,8 @@ def _added(earlier: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, An
         reasons.update(worker.get("syncs_by_reason", {}))
         checks = before.get("checks", 0) + worker.get("checks", 0)
         counts = {"sync_count": reasons.total(), "syncs_by_reason": dict(reasons), "checks": checks}
-        workers.append(counts | {"kl": float(worker.get("kl", before.get("kl", 0.0)))})
+        newest = {name: float((worker or before).get(name, 0.0)) for name in ("kl", "kl_threshold")}
+        workers.append(counts | newest)
     return {"workers": workers} | {name: earlier.get(name, 0) + stats.get(name, 0) for name in names}
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from clusterenv import Rollout
 from clusterenv.batches import EpisodeRecord
 from clusterenv.errors import ConfigError
-from clusterenv.learners import ppo
+from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.ppo import PPOConfig
 from clusterenv.learners.runs import WINDOW, Run, RunFolderError, Summary, default_folder
@@ -41,7 +40,13 @@ def rollout_with(returns: list[float]) -> Rollout:
 
 def stats_after(syncs: list[dict[str, int]]) -> dict[str, Any]:
     workers = [
-        {"sync_count": sum(reasons.values()), "syncs_by_reason": reasons, "kl": math.inf, "checks": 7}
+        {
+            "sync_count": sum(reasons.values()),
+            "syncs_by_reason": reasons,
+            "kl": math.inf,
+            "checks": 7,
+            "kl_threshold": 0.05,
+        }
         for reasons in syncs
     ]
     return {"workers": workers, "weight_bytes_sent": 1500, "check_bytes_sent": 70}
@@ -72,7 +77,8 @@ def test_run_folder_tells_all_about_the_run(tmp_path: Path, capsys: pytest.Captu
     )
     assert rows[1]["rows_by_lag"] == {"0": 21}
     assert rows[1]["check_bytes_sent"] == 70
-    assert rows[1]["workers"] == [{"kl": None, "checks": 7, "syncs_by_reason": reasons} for reasons in SYNCS]
+    known = {"kl": None, "checks": 7, "kl_threshold": 0.05}
+    assert rows[1]["workers"] == [known | {"syncs_by_reason": reasons} for reasons in SYNCS]
     board = EventAccumulator(str(folder)).Reload()
     assert [(event.step, event.value) for event in board.Scalars("loss/value_loss")] == [
         (21, 0.5),
@@ -136,7 +142,15 @@ def test_folder_of_the_system_is_refused() -> None:
 
 def test_full_disk_names_the_file_and_leaves_the_checkpoint(tmp_path: Path) -> None:
     agent = Agent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
-    checkpoint = ppo.checkpoint(CONFIG, 7, agent, torch.optim.Adam(agent.parameters()))
+    checkpoint = Checkpoint(
+        algorithm="ppo",
+        env_id="CartPole-v1",
+        steps=7,
+        agent=agent.state_dict(),
+        agent_options={},
+        optimizer={},
+        config={},
+    )
     run = run_in(tmp_path)
     run.save(checkpoint)
     run.log(rollout_with([]), stats_after(SYNCS), {"value_loss": 0.5})

@@ -249,3 +249,17 @@ def test_worker_that_says_it_is_ready_again_is_not_reset() -> None:
         env.reset(seed=0)
 
         assert [step(env)[0][:, 0].tolist() for _ in range(5)] == [[t] * 4 for t in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    "attack", ["a claim of 2^47 steps", "a pickle for rewards", "an episode of another worker"]
+)
+def test_lie_in_a_stream_is_left_out_and_the_stream_goes_on(attack: str) -> None:
+    lie = lying(m.FragmentReply, FRAGMENT[attack], after=2)
+    with thread_env(counts(), 2, {1: lie}) as (env, workers):
+        env.reset(seed=0)
+        with env.stream(MLPAgent(env), num_steps=4) as stream:
+            ranks = [int(next(stream).workers[0]) for _ in range(12)]
+            wait_until(lambda: workers.respawned == [1] and next(stream).workers[0] == 1)
+
+    assert ranks.count(1) == 2

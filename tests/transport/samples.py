@@ -14,7 +14,13 @@ INCARNATION = 2
 SEQUENCE = 41
 
 POLICY = m.PolicyInfo(
-    policy_version=7, kl=0.03, sync_count=2, syncs_by_reason={"first": 1, "divergence": 1}, checks=5
+    policy_version=7,
+    kl=0.03,
+    sync_count=2,
+    syncs_by_reason={"first": 1, "divergence": 1},
+    checks=5,
+    check_s=0.002,
+    kl_threshold=0.05,
 )
 REFERENCE = m.Reference(sample=3, rows=2, family="categorical", family_sizes=[2])
 THETA = np.array([[0.5, -0.5], [1.0, 2.0]], dtype=np.float32)
@@ -79,6 +85,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         ),
         (m.Goodbye(reason="walltime"), []),
         (m.CallReply(), [b"results"]),
+        (m.StreamEnded(abandoned=1), [np.zeros((2, 3), dtype=np.float32)]),
         (
             m.Welcome(
                 rank=1,
@@ -92,6 +99,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
                 sys_path=["/home/user/project"],
                 runners=2,
                 kl_threshold=0.05,
+                auto_threshold=False,
                 max_lag=8,
                 max_age_s=math.inf,
                 min_interval=1,
@@ -120,5 +128,9 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (m.CloseCommand(reason="the head closed the run"), []),
         (m.CallCommand(name="render", mask=None), [b"arguments"]),
         (m.SetAttrCommand(name="gravity", mask=[True, False], num_values=1), [b"values"]),
+        (m.StreamCommand(version=8, num_steps=128, room=2, sync_at="fragment", max_lag=256), []),
+        (m.Published(version=9, reference=REFERENCE, has_weights=False), [THETA]),
+        (m.Room(fragments=1), []),
+        (m.StopStream(), []),
     ]
 }
