@@ -13,6 +13,7 @@ from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
 from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, unmoved_step
 from clusterenv.config import EnvConfig
+from clusterenv.distributions import Family
 from clusterenv.head import Head
 from clusterenv.layout import SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Reply, Returned
@@ -28,10 +29,15 @@ References = Mapping[int, tuple[m.Reference, Array]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """States of one worker that both sides can name, and leaves [rows, ...] of what was seen there."""
+    """States of one worker that both sides can name."""
 
     number: int
     obs: list[Array]
+    """Leaves [rows, ...] of what was seen there."""
+    actions: list[Array]
+    """Leaves [rows, ...] of what was done there; none where nothing was done yet."""
+    env_ids: Array
+    """[rows]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,11 @@ class Acting:
         """The newest published version; 0 before the first."""
         return 0 if self._publisher.current is None else self._publisher.current.version
 
+    def start_over(self) -> None:
+        """A seeded reset: what the workers are compared on depends on nothing that was before it."""
+        self._acts = 0
+        self._samples.clear()
+
     def publish(self, agent: object) -> Snapshot:
         """The agent's present state is what workers compare with and pull from now on.
 
@@ -90,7 +101,7 @@ class Acting:
     def rollout(self, agent: object, num_steps: int) -> Rollout:
         """[T, N] of transitions, by rank."""
         snapshot = self.publish(agent)
-        references = self._references(snapshot.version, self._samples)
+        references = self._references(snapshot.version, self._samples, self._samples)
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
             reference, frames = _attached(references, peer)
@@ -134,8 +145,12 @@ class Acting:
         )
         rows = self._rows(peer, fragment.valid.reshape(-1), message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
-        leaves = [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs]
-        self._samples[peer.rank] = Sample(message.fragment, leaves)
+        self._samples[peer.rank] = Sample(
+            message.fragment,
+            [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs],
+            [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.actions],
+            peer.first_env + rows % peer.num_envs,
+        )
         return fragment
 
     def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
@@ -157,8 +172,9 @@ class Acting:
         samples = {}
         for peer in self._lagging(snapshot.version):
             rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), self._acts)
-            samples[peer.rank] = Sample(self._acts, [leaf[rows] for leaf in obs[peer.rank]])
-        references = self._references(snapshot.version, samples)
+            leaves = [leaf[rows] for leaf in obs[peer.rank]]
+            samples[peer.rank] = Sample(self._acts, leaves, [], peer.first_env + rows)
+        references = self._references(snapshot.version, samples, self._samples)
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
             reference, frames = _attached(references, peer)
@@ -167,12 +183,12 @@ class Acting:
             return m.ActCommand(version=snapshot.version, reference=reference, has_weights=broadcast), frames
 
         outcomes = [
-            self._act_batch(outcome) if isinstance(outcome, Reply) else outcome
+            self._act_batch(outcome, obs) if isinstance(outcome, Reply) else outcome
             for outcome in self._head.call(command, m.ActReply, fresh=Fresh.SHOW)
         ]
         return Acted(outcomes, self._act_info(outcomes, obs, snapshot.version))
 
-    def _act_batch(self, reply: Reply[m.ActReply]) -> ActBatch:
+    def _act_batch(self, reply: Reply[m.ActReply], obs: Sequence[Sequence[Array]]) -> ActBatch:
         peer, message = reply.peer, reply.message
         batch = ActBatch.of_frames(
             reply.frames,
@@ -184,6 +200,14 @@ class Acting:
         )
         batch.step.infos = message.infos
         batch.step.final_infos = message.final_infos
+        if message.sample:
+            rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), message.sample)
+            self._samples[peer.rank] = Sample(
+                message.sample,
+                [leaf[rows] for leaf in obs[peer.rank]],
+                [leaf[rows] for leaf in batch.actions],
+                peer.first_env + rows,
+            )
         return batch
 
     def _act_info(
@@ -209,7 +233,9 @@ class Acting:
             seen = _joined([obs[peer.rank] for peer in lagging])
             done = _joined([batches[peer.rank].actions for peer in lagging])
             assert self._adapter is not None
-            judged = self._adapter[1].evaluate(self._obs.nest(seen), self._actions.nest(done))
+            judged = self._adapter[1].evaluate(
+                self._obs.nest(seen), self._actions.nest(done), env_ids=rows.astype(np.int64)
+            )
             log_probs[rows], values[rows] = judged.log_probs, judged.values
         versions = np.array([batch.policy_version for batch in batches], dtype=np.int64)
         lags = np.array([policy_lag(version, int(u)) for u in versions], dtype=np.int64)
@@ -235,27 +261,48 @@ class Acting:
 
     # --- what travels with a command --------------------------------------------------------------------
 
-    def _references(self, version: int, samples: Mapping[int, Sample]) -> References:
-        """θ_v on each lagging worker's sample, all evaluated in one batch."""
-        asked = [peer for peer in self._lagging(version) if peer.rank in samples]
-        if self._config.sync != "adaptive" or not asked:
-            return {}
+    def _references(
+        self, version: int, samples: Mapping[int, Sample], taken: Mapping[int, Sample]
+    ) -> References:
+        """What version v says on each lagging worker's sample, all evaluated in one batch.
+
+        θ_v on `samples` where the agent has a closed form; else log π_v of what was done in `taken`.
+        """
+        lagging = self._lagging(version) if self._config.sync == "adaptive" else []
+        asked = {peer.rank: samples[peer.rank] for peer in lagging if peer.rank in samples}
         assert self._adapter is not None
         adapter = self._adapter[1]
-        theta = adapter.parameters(self._obs.nest(_joined([samples[peer.rank].obs for peer in asked])))
-        if theta is None or adapter.family is None:
+        if asked:
+            obs, env_ids = self._states(asked)
+            theta = adapter.parameters(obs, env_ids=env_ids)
+            if theta is not None:
+                return self._dealt(asked, theta, adapter.family)
+        asked = {peer.rank: taken[peer.rank] for peer in lagging if peer.rank in taken}
+        if not asked:
             return {}
-        family = adapter.family
+        obs, env_ids = self._states(asked)
+        actions = self._actions.nest(_joined([sample.actions for sample in asked.values()]))
+        log_probs = adapter.evaluate(obs, actions, env_ids=env_ids).log_probs
+        return {} if np.isnan(log_probs).all() else self._dealt(asked, log_probs, None)
+
+    def _states(self, samples: Mapping[int, Sample]) -> tuple[Any, NDArray[np.int64]]:
+        obs = self._obs.nest(_joined([sample.obs for sample in samples.values()]))
+        return obs, np.concatenate([sample.env_ids for sample in samples.values()])
+
+    def _dealt(self, samples: Mapping[int, Sample], said: Array, family: Family | None) -> References:
+        """To each worker its part of `said` [all rows, ...]."""
         references: dict[int, tuple[m.Reference, Array]] = {}
         start = 0
-        for peer in asked:
-            sample = samples[peer.rank]
-            rows = len(sample.obs[0])
+        for rank, sample in samples.items():
+            rows = len(sample.env_ids)
             reference = m.Reference(
-                sample=sample.number, rows=rows, family=family.kind.value, family_sizes=list(family.sizes)
+                sample=sample.number,
+                rows=rows,
+                family=None if family is None else family.kind.value,
+                family_sizes=[] if family is None else list(family.sizes),
             )
-            part = np.ascontiguousarray(theta[start : start + rows], dtype=np.float32)
-            references[peer.rank] = (reference, part)
+            part = np.ascontiguousarray(said[start : start + rows], dtype=np.float32)
+            references[rank] = (reference, part)
             start += rows
             self._head.check_bytes_sent += part.nbytes
         return references
@@ -278,8 +325,8 @@ class Acting:
 def _attached(references: References, peer: Peer) -> tuple[m.Reference | None, list[Any]]:
     if peer.rank not in references:
         return None, []
-    reference, theta = references[peer.rank]
-    return reference, [theta]
+    reference, said = references[peer.rank]
+    return reference, [said]
 
 
 def _joined(parts: Sequence[Sequence[Array]]) -> list[Array]:

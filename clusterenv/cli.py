@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterenv import __version__
@@ -136,23 +136,25 @@ def _register(words: list[str]) -> int:
 
 def _envs(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="clusterenv envs", description="List every environment that can be asked for by name."
+        prog="clusterenv envs",
+        description="List every backend and environment that has a name.",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(words)
     from clusterenv_registry.catalogue import contents
-    from clusterenv_registry.listing import described, line
+    from clusterenv_registry.listing import listed
 
     catalogue = contents()
-    width = max(len(entry.name) for entry in catalogue.entries)
+    found = list(listed(catalogue))
+    width = max(len(item.name) for item in found)
     for broken in catalogue.broken:
         sys.stderr.write(f"clusterenv: {broken.owner} is broken: {broken.problem}\n{broken.traceback}")
     try:
         if options.json:
-            json.dump([described(entry) for entry in catalogue.entries], sys.stdout, indent=1)
+            json.dump([asdict(item) for item in found], sys.stdout, indent=1)
         else:
-            for entry in catalogue.entries:
-                sys.stdout.write(f"{entry.name:{width}}  {line(entry)}\n")
+            for item in found:
+                sys.stdout.write(f"{item.name:{width}}  {item.line()}\n")
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone, as `| head` does; Python must not find the pipe again when it exits.
@@ -178,6 +180,9 @@ def _worker(words: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1 << 31:
             parser.error(f"argument --{name}: {value} is not a number from 0 to {(1 << 31) - 1}")
+    from clusterenv.worker_start import start_early
+
+    start_early(options.connection)
     from clusterenv.service import main
 
     return main(options.connection, options.rank, options.incarnation)
@@ -193,6 +198,6 @@ _COMMANDS = {
     "logs": _Command("logs RUN [RANK]", "show what the workers of a run have written", _logs),
     "stop": _Command("stop RUN|--all", "end a run, or clear away what a killed one has left", _stop),
     "register": _Command("register", "register an environment of yours by name", _register),
-    "envs": _Command("envs", "list every environment that can be asked for by name", _envs),
+    "envs": _Command("envs", "list every backend and environment that can be asked for by name", _envs),
     "worker": _Command("worker", "run one worker by hand; launchers do this for you", _worker),
 }

@@ -44,6 +44,10 @@ class RunnerSetup:
     """Cores to run on; none: those of the parent."""
     same_bounds: bool = True
     """Whether all observation spaces must be equal, not only laid out alike."""
+    backend: str | None = None
+    """Name of the backend whose vector the one blob makes."""
+    num_threads: int = 1
+    """Threads that a backend may use."""
 
 
 @dataclass(frozen=True, kw_only=True)

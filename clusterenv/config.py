@@ -80,8 +80,8 @@ class EnvConfig:
     """"gymnasium" for its 1.x returns, "gym" for the older `obs` and `obs, reward, done, info`."""
     envs_per_node: int = 8
     """Environments of one worker."""
-    autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP
-    """Of `step`; `rollout` uses SAME_STEP."""
+    autoreset_mode: AutoresetMode | None = None
+    """Of `step`, while `rollout` uses SAME_STEP; none: NEXT_STEP, or what a backend has."""
     observation_mode: str | tuple[gym.Space[Any], gym.Space[Any]] = "same"
     """"same": observation spaces must be equal; "different": their bounds may differ; or a pair, the batched
     and the single space, that takes the place of what the environments say."""
@@ -154,7 +154,8 @@ class EnvConfig:
         ):
             raise ConfigError("sync", self.sync, '"adaptive", "every", "interval:k", "broadcast" or "never"')
         try:
-            object.__setattr__(self, "autoreset_mode", AutoresetMode(self.autoreset_mode))
+            if self.autoreset_mode is not None:
+                object.__setattr__(self, "autoreset_mode", AutoresetMode(self.autoreset_mode))
         except ValueError:
             modes = " or ".join(f'"{mode.value}"' for mode in AutoresetMode)
             raise ConfigError("autoreset_mode", self.autoreset_mode, modes) from None

@@ -14,11 +14,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import SpaceError, UseAfterClose
+from clusterenv.errors import ConfigError, SpaceError, UseAfterClose
 from clusterenv.layout import SpaceLayout
 from clusterenv.pickling import can_pickle
 from clusterenv.probe import ProbeResult, probe, probe_inline
-from clusterenv.sources import EnvFn, EnvSource, pickled
+from clusterenv.sources import EnvFn, EnvSource, autoreset_modes, backend_of, pickled
 from clusterenv.vector_spec import vector_spec
 
 Space = gym.Space[Any]
@@ -119,10 +119,22 @@ class EnvFacts:
             SpaceLayout.of(self.single_action_space),
         )
 
-    @property
+    @cached_property
     def autoreset_mode(self) -> AutoresetMode:
-        """Of `step`."""
-        return AutoresetMode.SAME_STEP if self._config.api == "gym" else self._config.autoreset_mode
+        """Of `step`.
+
+        Raises:
+            ConfigError: if a backend cannot do what was asked for.
+        """
+        asked = AutoresetMode.SAME_STEP if self._config.api == "gym" else self._config.autoreset_mode
+        backend = backend_of(self._env_fns)
+        if backend is None:
+            return asked or AutoresetMode.NEXT_STEP
+        modes = autoreset_modes(self.one.metadata)
+        if asked is not None and asked not in modes:
+            can = " or ".join(f'"{mode.value}"' for mode in modes)
+            raise ConfigError("autoreset_mode", asked.value, f"{can}, which backend {backend!r} can do")
+        return asked or modes[0]
 
     @property
     def metadata(self) -> Mapping[str, Any]:

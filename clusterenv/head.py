@@ -1,29 +1,24 @@
-"""The learner's side of the wire: one command at a time to all workers, and weights to those that ask.
+"""The learner's side of the wire: one command at a time to all workers, and their answers.
 
-`on_message` runs on the I/O thread and never touches the agent; `keep` runs now and then on a thread of its
-own; everything else runs on the caller's thread.
+All of it runs on the caller's thread; what the workers send is taken in by the `Switchboard`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from clusterenv.config import EnvConfig
 from clusterenv.errors import LaunchError, StateError, UseAfterClose
 from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply, Returned
-from clusterenv.peers import Peer, Processes, State, failed
-from clusterenv.policy import Snapshot
-from clusterenv.roster import CATCH_UP, Roster
-from clusterenv.transport import Envelope
+from clusterenv.peers import Peer, State, failed
+from clusterenv.switchboard import Switchboard
 from clusterenv.transport import messages as m
 
-logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=m.Message)
 CommandFor = Callable[[Peer], tuple[m.Message, Sequence[Any]]]
 """What to send to a worker: message and frames."""
@@ -32,140 +27,17 @@ POLL_S = 0.2
 """Seconds between two looks at processes and leases."""
 
 
-class Link(Protocol):
-    """What carries messages to the workers."""
-
-    def send(
-        self, peer: bytes, message: m.Message, frames: Sequence[Any], *, incarnation: int, sequence: int
-    ) -> int:
-        """Queue a message and return its size in bytes."""
-
-
-class Head:
+class Head(Switchboard):
     """Talks to all workers in step: a command to each, an answer from each, or one typed error."""
 
     def __init__(
         self, welcomes: Sequence[tuple[m.Welcome, list[bytes]]], config: EnvConfig, digests: tuple[str, str]
     ) -> None:
         """Expect one worker for each Welcome; `digests` of its spaces (observation, action) must agree."""
-        self._config = config
-        self._link: Link | None = None
-        self._condition = threading.Condition()
-        peers = [Peer(w.rank, w.first_env, w.num_envs, w, blobs) for w, blobs in welcomes]
-        self._roster = Roster(peers, config, digests, self._condition, self._post)
+        super().__init__(welcomes, config, digests)
         self._calling = threading.Lock()
         self._pid = os.getpid()
         self._sequence = 0
-        self._snapshot: Snapshot | None = None
-        self.peers = peers
-        self.late_replies = 0
-        self.refused_peers = 0
-        self.weight_bytes_sent = 0
-        self.check_bytes_sent = 0
-
-    def attach(self, link: Link, processes: Processes | None) -> None:
-        """Send through `link` from now on; `processes` are the workers', as their launcher sees them."""
-        self._link = link
-        self._roster.processes = processes
-
-    @property
-    def waiting(self) -> Mapping[int, str]:
-        """The workers, by rank, that wait in a queue, and why."""
-        return self._roster.waiting
-
-    @property
-    def published_version(self) -> int:
-        """The newest version of the policy; 0 before the first."""
-        snapshot = self._snapshot
-        return 0 if snapshot is None else snapshot.version
-
-    def keep(self) -> None:
-        """Notice lost workers and start replacements that are due."""
-        self._roster.keep()
-
-    # --- on the I/O thread ------------------------------------------------------------------------------
-
-    def on_message(self, envelope: Envelope) -> None:
-        """Take one message of a worker."""
-        with self._condition:
-            message = envelope.message
-            peer = self._roster.by_address.get(envelope.peer)
-            if isinstance(message, m.Hello):
-                self._on_hello(envelope, message)
-            elif peer is None:
-                self._refuse(envelope, "say hello first")
-            else:
-                peer.heard_at = time.monotonic()
-                self._on_message_of(peer, envelope)
-            self._condition.notify_all()
-
-    def _on_hello(self, envelope: Envelope, hello: m.Hello) -> None:
-        try:
-            refusal = self._roster.on_hello(envelope, hello)
-        except Exception as error:  # noqa: BLE001 - a Welcome that cannot be sent is the launch's failure
-            what = f"cannot be told what to run: {error}"
-            self.peers[hello.rank].failure = m.Failure(kind="setup", message=what)
-        else:
-            if refusal is not None:
-                self._refuse(envelope, refusal)
-
-    def _on_message_of(self, peer: Peer, envelope: Envelope) -> None:
-        message = envelope.message
-        if isinstance(message, m.Heartbeat):
-            self._on_heartbeat(peer, message)
-        elif isinstance(message, m.PullRequest):
-            self._on_pull(peer)
-        elif isinstance(message, m.Ready):
-            self._roster.on_ready(peer, message)
-        elif isinstance(message, m.Goodbye):
-            self._roster.on_goodbye(peer, message)
-        elif envelope.sequence >= CATCH_UP:
-            if envelope.sequence == peer.catching_up:
-                self._roster.on_catch_up(peer, envelope)
-        elif isinstance(message, m.Failure) and envelope.sequence in (0, peer.expected):
-            self._roster.fail(peer, message)
-        elif envelope.sequence != peer.expected or not peer.expected or peer.reply is not None:
-            self.late_replies += 1  # its call ended without it
-        else:
-            peer.reply = envelope
-            if isinstance(message, m.ActReply | m.FragmentReply):
-                peer.policy = message.policy
-
-    def _refuse(self, envelope: Envelope, reason: str) -> None:
-        assert self._link is not None
-        self.refused_peers += 1
-        logger.warning("refused a message: %s", reason)
-        refusal = m.Refused(reason=reason)
-        self._link.send(envelope.peer, refusal, (), incarnation=envelope.incarnation, sequence=0)
-
-    def _on_heartbeat(self, peer: Peer, beat: m.Heartbeat) -> None:
-        now = time.monotonic()
-        since, steps = peer.rate_mark
-        if now - since >= 1.0:
-            peer.rate = max(0, beat.steps - steps) / (now - since) if since else 0.0
-            peer.rate_mark = (now, beat.steps)
-        peer.steps = beat.steps
-        peer.working_on = beat.working_on
-        self._post(peer, m.HeartbeatAck(), (), 0)
-
-    def _on_pull(self, peer: Peer) -> None:
-        snapshot = self._snapshot
-        if snapshot is None:
-            logger.warning("worker %d asked for weights before any were published", peer.rank)
-            return
-        self.weight_bytes_sent += snapshot.nbytes
-        self._post(peer, m.WeightsReply(version=snapshot.version), (snapshot.payload,), 0)
-
-    def _post(self, peer: Peer, message: m.Message, frames: Sequence[Any], sequence: int) -> None:
-        if self._link is not None and peer.address is not None:
-            self._link.send(peer.address, message, frames, incarnation=peer.incarnation, sequence=sequence)
-
-    # --- on the caller's thread -------------------------------------------------------------------------
-
-    def publish(self, snapshot: Snapshot) -> None:
-        """Answer pulls with `snapshot` from now on."""
-        with self._condition:
-            self._snapshot = snapshot
 
     def seeded(self, seed: int) -> None:
         """Environments that are built again get seeds derived from `seed`."""

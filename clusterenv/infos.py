@@ -70,6 +70,25 @@ def batch_infos(rows: Iterable[Row], num_envs: int) -> dict[str, Any]:
     return batched
 
 
+def unbatch_infos(
+    infos: Mapping[str, Any], num_envs: int, *, without: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The info of each environment, from a dict of arrays [num_envs] with masks: undoes `batch_infos`.
+
+    A key without a mask counts for all environments; the keys `without` are left out.
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+    for key, column in infos.items():
+        if key in without or (isinstance(key, str) and key[:1] == "_" and key[1:] in infos):
+            continue
+        mask = infos.get(f"_{key}")
+        chosen = range(num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        parts = unbatch_infos(column, num_envs) if isinstance(column, Mapping) else column
+        for row in chosen:
+            rows[row][key] = parts[row]
+    return rows
+
+
 # --- bytes --------------------------------------------------------------------------------------------------
 
 

@@ -113,18 +113,27 @@ def sample_size(n_ref: int, num_workers: int) -> int:
     return min(n_ref, max(LEAST_STATES, STATES_OF_ALL // num_workers))
 
 
-def mean_divergence(family: Family, theta_u: NDArray[Any], theta_v: NDArray[Any]) -> float:
-    """Mean over states of KL(u || v) from parameters [m, P]; exactly 0 for equal ones, NaN without states."""
-    if not len(theta_u):
+def mean_divergence(family: Family | None, said_u: NDArray[Any], said_v: NDArray[Any]) -> float:
+    """Mean over states of KL(u || v) in nats; exactly 0 for equal arguments, NaN without states.
+
+    Args:
+        family: of the policies' distributions; None if it is not known.
+        said_u: parameters [m, P] of the behaviour policy; without a family its log-probabilities [m] of the
+            actions that it took, from which the KL is estimated (k3, http://joschu.net/blog/kl-approx.html).
+        said_v: the same by the newest policy, of the same states and actions.
+    """
+    if not len(said_u):
         return math.nan
-    return float(distributions.kl(family, theta_u, theta_v).mean())
+    if family is None:
+        return float(distributions.k3(said_u, said_v).mean())
+    return float(distributions.kl(family, said_u, said_v).mean())
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
     version: int
-    family: Family
-    theta: NDArray[np.float32]
+    family: Family | None
+    said: NDArray[np.float32]
 
 
 class ReferenceSamples:
@@ -134,18 +143,20 @@ class ReferenceSamples:
         """Remember nothing yet."""
         self._samples: OrderedDict[int, _Sample] = OrderedDict()
 
-    def put(self, fragment: int, version: int, family: Family, theta: NDArray[np.float32]) -> None:
-        """Keep θ_u [m, P] of a fragment acted with `version`; the oldest beyond the last few is forgotten."""
-        self._samples[fragment] = _Sample(version, family, theta)
+    def put(self, fragment: int, version: int, family: Family | None, said: NDArray[np.float32]) -> None:
+        """Keep what `mean_divergence` needs of a fragment acted with `version`; the oldest are forgotten."""
+        self._samples[fragment] = _Sample(version, family, said)
         while len(self._samples) > KEPT_SAMPLES:
             self._samples.popitem(last=False)
 
-    def get(self, fragment: int, acting_version: int | None, family: Family) -> NDArray[np.float32] | None:
-        """θ_u [m, P] of that fragment; None if forgotten, or if another policy acts now."""
+    def get(
+        self, fragment: int, acting_version: int | None, family: Family | None
+    ) -> NDArray[np.float32] | None:
+        """What was kept of that fragment; None if forgotten, or if another policy acts now."""
         sample = self._samples.get(fragment)
         if sample is None or sample.version != acting_version or sample.family != family:
             return None
-        return sample.theta
+        return sample.said
 
     def clear(self) -> None:
         """Forget all, as for a new agent, whose versions and distributions are not comparable."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import select
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -32,13 +31,12 @@ from clusterenv.lifetime import describe_exit, kill_tree
 from clusterenv.runner import Runner
 from clusterenv.runner_process import Tick, receive, send, serve
 from clusterenv.slices import contiguous, merge, merge_ready, split, split_setup
+from clusterenv.worker_start import start_forkserver
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
     from clusterenv.layout import SpaceLayout
-
-THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 AGENT_TIMEOUT_S: Final = 60.0
 """Least limit for commands that run no environment: an agent may import what it needs when it arrives."""
@@ -189,9 +187,7 @@ class ProcessPool:
         deadline = time.monotonic() + deadline_s
         atexit.register(self.close, 0.0)
         try:
-            multiprocessing.set_forkserver_preload(["clusterenv._preload"])
-            with _one_thread_each():
-                multiprocessing.forkserver.ensure_running()
+            start_forkserver()
             for number, setup in enumerate(split_setup(self._setup, self._slices)):
                 self._watch(_start(number, setup))
             answers = self._wait_until_built(deadline, deadline_s)
@@ -335,17 +331,3 @@ def _start(number: int, setup: RunnerSetup) -> _Handle:
     last = setup.first_env + setup.num_envs - 1
     place = f"runner {number} (pid {process.pid}, environments {setup.first_env} to {last})"
     return _Handle(process=process, connection=ours, place=place, progress_at=time.monotonic())
-
-
-@contextlib.contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Numeric libraries of processes started here use one thread, unless the user set a number."""
-    unset = [name for name in THREAD_VARIABLES if name not in os.environ]
-    if "OMP_NUM_THREADS" not in unset:
-        unset = []  # the others follow it
-    os.environ.update(dict.fromkeys(unset, "1"))
-    try:
-        yield
-    finally:
-        for name in unset:
-            del os.environ[name]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,19 +14,31 @@ from clusterenv.distributions import Family
 from clusterenv.layout import SpaceLayout
 
 Array = NDArray[Any]
-Values = Callable[[Any], NDArray[np.float32]]
+Ints = NDArray[np.int64]
+Nested = Any
 
 VALUE_BATCH_ROWS = 1024
 VALUE_BATCH_BYTES = 4 << 20
 """Limits of one call of the agent's value function, so that what it computes stays in caches and memory."""
 
 
+class Values(Protocol):
+    """An agent's value function."""
+
+    def __call__(self, obs: Nested, *, env_ids: Ints) -> NDArray[np.float32]:
+        """Values [n] of a nested batch of observations of the environments `env_ids` [n]."""
+
+
 class Recording:
     """Room for a fragment. Step t reads `obs` at t and writes what came of it, `obs` at t + 1 included."""
 
-    def __init__(self, obs_layout: SpaceLayout, action_layout: SpaceLayout, steps: int, envs: int) -> None:
-        """Arrays with unset values; only the lists of what ended are empty."""
+    def __init__(
+        self, obs_layout: SpaceLayout, action_layout: SpaceLayout, steps: int, env_ids: Ints
+    ) -> None:
+        """Arrays with unset values for `steps` of the environments with these global numbers [n]."""
+        envs = len(env_ids)
         self._obs_layout = obs_layout
+        self._env_ids = env_ids
         self.obs = obs_layout.empty(steps + 1, envs)
         self.actions = action_layout.empty(steps, envs)
         self.rewards = np.empty((steps, envs), np.float64)
@@ -34,6 +46,7 @@ class Recording:
         self.truncations = np.empty((steps, envs), np.bool_)
         self.log_probs = np.empty((steps, envs), np.float32)
         self.values = np.empty((steps + 1, envs), np.float32)
+        self.valid = np.ones((steps, envs), np.bool_)
         self.params: Array | None = None
         self.steps_done = 0
         self.final_rows: list[int] = []
@@ -63,7 +76,7 @@ class Recording:
         self._final_steps += [self.steps_done] * (len(self.final_rows) - len(self._final_steps))
         self.steps_done += 1
 
-    def count_episodes(self, returns: Array, lengths: Array, first_env: int) -> list[EpisodeRecord]:
+    def count_episodes(self, returns: Array, lengths: Array) -> list[EpisodeRecord]:
         """One for each row that ended; episodes under way are carried on in `returns` and `lengths` [n]."""
         episodes = []
         starts = [0] * len(returns)
@@ -71,15 +84,15 @@ class Recording:
             rewards = self.rewards[starts[row] : t + 1, row]
             episodes.append(
                 EpisodeRecord(
-                    env_id=first_env + row,
+                    env_id=int(self._env_ids[row]),
                     episode_return=float(returns[row] + rewards.sum()),
-                    length=int(lengths[row]) + len(rewards),
+                    length=int(lengths[row]) + int(self.valid[starts[row] : t + 1, row].sum()),
                 )
             )
             returns[row], lengths[row], starts[row] = 0.0, 0, t + 1
         for row, start in enumerate(starts):
             returns[row] += self.rewards[start : self.steps_done, row].sum()
-            lengths[row] += self.steps_done - start
+            lengths[row] += self.valid[start : self.steps_done, row].sum()
         return episodes
 
     def fragment(
@@ -98,12 +111,12 @@ class Recording:
         first = 0 if all_values else len(self.rewards)
         rows = self.values[first:].size  # not -1, which says nothing of observations without elements
         flat = [leaf[first:].reshape(rows, *leaf.shape[2:]) for leaf in self.obs]
-        self.values[first:].reshape(-1)[:] = self._in_batches(values, flat, rows)
+        env_ids = np.tile(self._env_ids, len(self.values) - first)
+        self.values[first:].reshape(-1)[:] = self._in_batches(values, flat, env_ids)
         final_obs = self._obs_layout.empty(len(self.final_rows))
         if self.final_rows:
             self._obs_layout.pack(self.final_obs, final_obs, name="final observation")
         index = np.array([self._final_steps, self.final_rows], np.int64).T
-        steps, envs = self.rewards.shape
         return Fragment(
             obs=[leaf[:-1] for leaf in self.obs],
             actions=self.actions,
@@ -112,24 +125,28 @@ class Recording:
             truncations=self.truncations,
             log_probs=self.log_probs,
             values=self.values[:-1],
-            valid=np.ones((steps, envs), np.bool_),
+            valid=self.valid,
             last_obs=[leaf[-1] for leaf in self.obs],
             last_values=self.values[-1],
             final_index=np.ascontiguousarray(index),
             final_obs=final_obs,
-            final_values=self._in_batches(values, final_obs, len(self.final_rows)),
+            final_values=self._in_batches(values, final_obs, self._env_ids[self.final_rows]),
             policy_version=policy_version,
             episodes=episodes,
             params=self.params,
             family=family,
         )
 
-    def _in_batches(self, values: Values, obs: Sequence[Array], rows: int) -> NDArray[np.float32]:
+    def _in_batches(self, values: Values, obs: Sequence[Array], env_ids: Ints) -> NDArray[np.float32]:
         """Values [rows] of observation leaves [rows, ...]."""
+        rows = len(env_ids)
         row_bytes = sum(leaf.nbytes for leaf in obs) // max(1, rows)
         size = max(1, min(VALUE_BATCH_ROWS, VALUE_BATCH_BYTES // max(1, row_bytes)))
         parts = [
-            values(self._obs_layout.nest([leaf[start : start + size] for leaf in obs]))
+            values(
+                self._obs_layout.nest([leaf[start : start + size] for leaf in obs]),
+                env_ids=env_ids[start : start + size],
+            )
             for start in range(0, rows, size)
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)

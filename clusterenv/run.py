@@ -31,7 +31,7 @@ class Run:
     ) -> Run:
         """The users of a session whose workers are ready."""
         head, layouts = session.head, facts.layouts
-        stepping = Stepping(head, layouts, num_envs, config.autoreset_mode)
+        stepping = Stepping(head, layouts, num_envs, facts.autoreset_mode)
         spaces = (facts.single_observation_space, facts.single_action_space)
         batch_size = config.batch_size or num_envs
         return cls(

@@ -37,9 +37,11 @@ from clusterenv.commands import (
 from clusterenv.errors import AgentError, EnvError, StateError
 from clusterenv.recording import Recording
 from clusterenv.shard import Shard
+from clusterenv.vector_shard import VectorShard
 
 Array = NDArray[Any]
 Nested = Any
+AnyShard = Shard | VectorShard
 
 
 class Runner:
@@ -49,7 +51,7 @@ class Runner:
         """Build nothing yet. With `own_process` the state of the whole process may be set up for acting."""
         self._setup = setup
         self._own_process = own_process
-        self._shard: Shard | None = None
+        self._shard: AnyShard | None = None
         self._adapter: AgentAdapter | None = None
         self._version = 0
         self._bounds: tuple[Array, Array] | None = None  # of Box actions
@@ -75,23 +77,15 @@ class Runner:
             EnvError: if one cannot be built.
             SpaceError: if a space cannot be batched, or environments differ.
         """
-        setup = self._setup
-        shard = Shard(
-            [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of],
-            first_env=setup.first_env,
-            autoreset_mode=AutoresetMode(setup.autoreset_mode),
-            same_bounds=setup.same_bounds,
-        )
-        self._shard = shard
+        shard = self._shard = _shard_of(self._setup)
         space = shard.single_action_space
         if isinstance(space, Box) and (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
             self._bounds = space.low, space.high
-        spec = shard.envs[0].spec
         return RunnerReady(
             obs_digest=shard.obs_layout.digest,
             action_digest=shard.action_layout.digest,
             action_layout=shard.action_layout,
-            env_id=None if spec is None else spec.id,
+            env_id=shard.env_id,
         )
 
     def handle(self, command: Command) -> Reply:
@@ -130,7 +124,7 @@ class Runner:
             return self._counted_step(shard, command.actions, command.mask)
 
     def _counted_step(
-        self, shard: Shard, actions: list[Array], mask: NDArray[np.bool_] | None = None
+        self, shard: AnyShard, actions: list[Array], mask: NDArray[np.bool_] | None = None
     ) -> StepBatch:
         """One step in the shard's mode; a row that it merely reset has made no step of an episode."""
         rows = slice(None) if mask is None else mask
@@ -169,7 +163,7 @@ class Runner:
     def _evaluate(self, _: Evaluate) -> EvaluateBatch:
         adapter = self._agent()
         with self._envs() as shard:
-            params = adapter.parameters(shard.obs_layout.nest(shard.obs))
+            params = adapter.parameters(shard.obs_layout.nest(shard.obs), env_ids=self._env_ids)
         return EvaluateBatch(params=params, family=None if params is None else adapter.family)
 
     def _act(self, _: Act) -> ActBatch:
@@ -195,11 +189,11 @@ class Runner:
                 shard.reset()
                 self._was_reset = True
             shard.reset_ended()
-            record = Recording(shard.obs_layout, shard.action_layout, command.num_steps, shard.num_envs)
+            record = Recording(shard.obs_layout, shard.action_layout, command.num_steps, self._env_ids)
             try:
                 self._fill(record, shard, command.num_steps)
             finally:
-                episodes = record.count_episodes(self._returns, self._lengths, self._setup.first_env)
+                episodes = record.count_episodes(self._returns, self._lengths)
             adapter = self._agent()
             return record.fragment(
                 adapter.values,
@@ -209,9 +203,10 @@ class Runner:
                 family=adapter.family,
             )
 
-    def _fill(self, record: Recording, shard: Shard, num_steps: int) -> None:
+    def _fill(self, record: Recording, shard: AnyShard, num_steps: int) -> None:
         """The hot loop: one forward pass of the policy and one call of each environment per step."""
-        nest, unpack = shard.obs_layout.nest, shard.action_layout.unpack
+        nest = shard.obs_layout.nest
+        resets_apart = isinstance(shard, VectorShard)  # in steps that are no transitions
         obs = record.obs_at(0)
         _copy(shard.obs, obs)
         for t in range(num_steps):
@@ -223,9 +218,11 @@ class Runner:
                 _copy(obs, shard.obs)
                 raise
             record.keep(acted)
+            if resets_apart:
+                np.logical_not(shard.ended, out=record.valid[t])
             obs = shard.obs if t + 1 == num_steps else record.obs_at(t + 1)
             shard.step_into(
-                unpack([self._clip(acted.actions)]),
+                [self._clip(acted.actions)],
                 obs,
                 record.rewards[t],
                 record.terminations[t],
@@ -266,7 +263,7 @@ class Runner:
         return self._adapter
 
     @contextlib.contextmanager
-    def _envs(self) -> Iterator[Shard]:
+    def _envs(self) -> Iterator[AnyShard]:
         """The shard; after an error that it does not know itself, all its rows need a reset."""
         shard = self._shard
         if shard is None:
@@ -283,6 +280,23 @@ class Runner:
 def _copy(source: Sequence[Array], target: Sequence[Array]) -> None:
     for values, place in zip(source, target, strict=True):
         place[...] = values
+
+
+def _shard_of(setup: RunnerSetup) -> AnyShard:
+    """The environments, each made apart or all of them by a backend."""
+    mode = AutoresetMode(setup.autoreset_mode)
+    if setup.backend is None:
+        env_fns = [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of]
+        return Shard(env_fns, first_env=setup.first_env, autoreset_mode=mode, same_bounds=setup.same_bounds)
+    (blob,) = setup.env_blobs
+    return VectorShard(
+        lambda: cloudpickle.loads(blob).vector(setup.num_envs, setup.num_threads),
+        backend=setup.backend,
+        first_env=setup.first_env,
+        num_envs=setup.num_envs,
+        autoreset_mode=mode,
+        same_bounds=setup.same_bounds,
+    )
 
 
 def _unpickled(blob: bytes) -> Callable[[], Any]:

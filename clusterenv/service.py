@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import multiprocessing
 import os
 import platform
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +19,10 @@ from typing import Any
 from clusterenv.errors import ConnectError
 from clusterenv.launchers.base import INCARNATION_VARIABLE
 from clusterenv.pool import ProcessPool
-from clusterenv.transport import CONNECTION_VARIABLE, Client, Connection
+from clusterenv.transport import Client, Connection
 from clusterenv.transport import messages as m
 from clusterenv.worker import Worker, granted_cores
+from clusterenv.worker_start import CONNECTION_VARIABLE
 
 PACKAGES = ("clusterenv-rl", "gymnasium", "numpy", "torch", "pyzmq")
 """Distributions whose versions the head is told."""
@@ -80,7 +77,6 @@ def main(
     try:
         client.connect(connect_timeout_s)
         _log.info("connected to %s from %s, pid %d", client.endpoint, socket.gethostname(), os.getpid())
-        keep_sockets_in(None if connection is None else connection.parent)
         service = Service(client, rank)
         for number in LEAVE_ON:
             signal.signal(number, service.on_signal)
@@ -97,32 +93,6 @@ def main(
 def own_incarnation(environ: Mapping[str, str]) -> int:
     """Which of the workers of its rank this process is: what its launcher said, and Slurm's requeues."""
     return int(environ.get(INCARNATION_VARIABLE, "0")) + int(environ.get("SLURM_RESTART_COUNT", "0"))
-
-
-def keep_sockets_in(run_folder: Path | None) -> None:
-    """This process's multiprocessing keeps its sockets in the folder of the run, if that can hold any.
-
-    The head removes it, even after this process was killed. Else they are in a folder in TMPDIR, or in /tmp.
-    """
-    folder = run_folder
-    if folder is None or not _holds_sockets(folder):
-        parent = tempfile.gettempdir() if _holds_sockets(Path(tempfile.gettempdir())) else "/tmp"
-        folder = Path(tempfile.mkdtemp(prefix="worker-sockets-", dir=parent))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # As multiprocessing.util.get_temp_dir does with a folder that it makes.
-    multiprocessing.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
-
-
-def _holds_sockets(folder: Path) -> bool:
-    """Whether a socket can be in `folder`: paths have at most 107 bytes, and some file systems no sockets."""
-    probe = folder / f"{'probe':->32}{os.getpid():08}"  # as long as the longest name there will be
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(probe))
-        probe.unlink()
-    except OSError:
-        return False
-    return True
 
 
 class Service:

@@ -28,9 +28,10 @@ from clusterenv.private_files import remove_folder
 from clusterenv.reporting import Description, Reporter
 from clusterenv.run_records import CONNECTION_FILE, FOLDER_PREFIX
 from clusterenv.sources import EnvSource
-from clusterenv.transport import CONNECTION_VARIABLE, Buffer, Connection, Envelope, RunKeys, Server
+from clusterenv.transport import Buffer, Connection, Envelope, RunKeys, Server
 from clusterenv.transport import messages as m
 from clusterenv.worker import Worker
+from clusterenv.worker_start import CONNECTION_VARIABLE
 
 if TYPE_CHECKING:
     from clusterenv.commands import RunnerSetup
@@ -86,6 +87,7 @@ def _runners(launcher: LauncherConfig, counts: Sequence[int]) -> int:
 def _welcomes(
     config: EnvConfig, source: EnvSource, counts: Sequence[int], noise_seed: int, runners: int
 ) -> list[tuple[m.Welcome, list[bytes]]]:
+    assert config.autoreset_mode is not None, "the mode is known before a launch"
     welcomes = []
     first = 0
     for rank, count in enumerate(counts):
@@ -111,6 +113,7 @@ def _welcomes(
             head_grace_s=float(config.worker_grace_s),
             setup_timeout_s=float(config.setup_timeout_s),
             step_timeout_s=float(config.step_timeout_s),
+            backend=source.backend,
         )
         welcomes.append((welcome, blobs))
         first += count

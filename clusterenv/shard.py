@@ -154,7 +154,7 @@ class Shard:
 
     def step_into(
         self,
-        actions: Sequence[Any],
+        actions: Sequence[Array],
         obs: Sequence[Array],
         rewards: Array,
         terminations: Flags,
@@ -168,7 +168,7 @@ class Shard:
         as `obs` in the last step before it calls anything else.
 
         Args:
-            actions: n single actions.
+            actions: leaves [n, ...].
             obs: leaves [n, ...] for the observations that the next actions are for.
             rewards: [n] of any float type.
             terminations: [n].
@@ -180,13 +180,14 @@ class Shard:
             EnvError: if an environment raises; it alone needs a reset.
         """
         rows, numbers = self._rows, self._rewards
+        singles = self.action_layout.unpack(actions, self.num_envs)
         terminations.fill(False)
         truncations.fill(False)
         row = 0
         try:
             for row, step in enumerate(self._steps):
                 self.progress += 1
-                rows[row], reward, terminated, truncated, _ = step(actions[row])
+                rows[row], reward, terminated, truncated, _ = step(singles[row])
                 numbers[row] = reward if type(reward) in _NUMBERS else _number(reward)
                 if terminated or truncated:
                     terminations[row] = bool(terminated)
@@ -198,9 +199,15 @@ class Shard:
             self._pack(rows, self.obs)
             if isinstance(error, EnvError):  # of the reset
                 raise
-            raise self._failure(row, "step", error, actions[row]) from error
+            raise self._failure(row, "step", error, singles[row]) from error
         rewards[:] = numbers
         self._pack(rows, obs)
+
+    @property
+    def env_id(self) -> str | None:
+        """Id of the first environment's spec."""
+        spec = self.envs[0].spec
+        return None if spec is None else spec.id
 
     def rows_of(self, mask: Flags | None) -> Sequence[int]:
         """The rows that a mask [n] selects; all without one."""

@@ -12,9 +12,10 @@ from clusterenv import values
 from clusterenv.commands import Call, CallBatch, SetAttr
 from clusterenv.errors import EnvError, MissingAttribute
 from clusterenv.shard import ENV_ERRORS, Shard, say
+from clusterenv.vector_shard import VectorShard
 
 
-def call(shard: Shard, command: Call) -> CallBatch:
+def call(shard: Shard | VectorShard, command: Call) -> CallBatch:
     """What the method or attribute gave in each environment asked, outermost wrapper first.
 
     An environment that raises needs no reset for it.
@@ -25,27 +26,27 @@ def call(shard: Shard, command: Call) -> CallBatch:
             Or if the arguments cannot be unpickled here; none was called.
     """
     args, kwargs = _arguments(command)
+    if isinstance(shard, VectorShard):
+        given = shard.call(command.name, args, kwargs, command.mask)
+        encoded = [_encoded(shard, row, command.name, result) for row, result in enumerate(given)]
+        return CallBatch(results=encoded)
     results = []
     for row in shard.rows_of(command.mask):
         shard.progress += 1
         result = _call_one(shard, row, command.name, args, kwargs)
-        try:
-            results.append(values.encode(result))
-        except values.UnsupportedValue as unsupported:
-            raise EnvError(
-                f"{shard.name_of(row)}: what {command.name!r} gave cannot be sent to the head: "
-                f"{unsupported}; arrays, text, numbers, None, and tuples, lists and dicts of them do",
-                env_index=shard.first_env + row,
-            ) from unsupported
+        results.append(_encoded(shard, row, command.name, result))
     return CallBatch(results=results)
 
 
-def set_attr(shard: Shard, command: SetAttr) -> None:
+def set_attr(shard: Shard | VectorShard, command: SetAttr) -> None:
     """The attribute is set in each environment asked, in the wrapper that has it.
 
     Raises:
         EnvError: if an environment raises; it is set in those before it.
     """
+    if isinstance(shard, VectorShard):
+        shard.set_attr(command.name, [cloudpickle.loads(blob) for blob in command.values], command.mask)
+        return
     rows = shard.rows_of(command.mask)
     blobs = command.values * len(rows) if len(command.values) == 1 else command.values
     for row, blob in zip(rows, blobs, strict=True):
@@ -54,6 +55,18 @@ def set_attr(shard: Shard, command: SetAttr) -> None:
             shard.envs[row].set_wrapper_attr(command.name, cloudpickle.loads(blob))
         except ENV_ERRORS as error:
             raise _failure(EnvError, shard, row, f"when {command.name!r} was set", error) from error
+
+
+def _encoded(shard: Shard | VectorShard, row: int, name: str, result: object) -> bytes:
+    try:
+        return values.encode(result)
+    except values.UnsupportedValue as unsupported:
+        where = shard.name if isinstance(shard, VectorShard) else shard.name_of(row)
+        raise EnvError(
+            f"{where}: what {name!r} gave cannot be sent to the head: "
+            f"{unsupported}; arrays, text, numbers, None, and tuples, lists and dicts of them do",
+            env_index=shard.first_env + row,
+        ) from unsupported
 
 
 def _arguments(command: Call) -> tuple[Sequence[object], Mapping[str, Any]]:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.vector import AutoresetMode
 
 from clusterenv.config import EnvConfig
 from clusterenv.errors import ConfigError, EnvError, shortened
 from clusterenv.pickling import sendable
+from clusterenv_registry.backends import BackendFactory
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
@@ -21,6 +23,8 @@ class EnvSource:
 
     blobs: list[bytes]
     blob_of: list[int]
+    backend: str | None = None
+    """Name of the backend of which the one callable makes whole vectors."""
 
     def part(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
         """The blobs that a slice of environments needs, and which one each uses."""
@@ -88,8 +92,9 @@ def pickled(env_fns: Sequence[EnvFn]) -> EnvSource:
     """Each distinct callable pickled once.
 
     Raises:
-        ConfigError: if one cannot be pickled; names the part that is to blame.
+        ConfigError: if one cannot be pickled; names the part that is to blame. Or if some are of a backend.
     """
+    backend = backend_of(env_fns)
     blobs: list[bytes] = []
     number_of: dict[int, int] = {}
     blob_of = []
@@ -98,4 +103,25 @@ def pickled(env_fns: Sequence[EnvFn]) -> EnvSource:
             blobs.append(sendable(fn, f"callable {index}"))
             number_of[id(fn)] = len(blobs) - 1
         blob_of.append(number_of[id(fn)])
-    return EnvSource(blobs=blobs, blob_of=blob_of)
+    return EnvSource(blobs=blobs, blob_of=blob_of, backend=backend)
+
+
+def backend_of(env_fns: Sequence[EnvFn]) -> str | None:
+    """The backend that makes all environments; None if each is made apart.
+
+    Raises:
+        ConfigError: if a backend makes only some of them.
+    """
+    first = env_fns[0] if env_fns else None
+    if not any(isinstance(fn, BackendFactory) for fn in {id(fn): fn for fn in env_fns}.values()):
+        return None
+    if not isinstance(first, BackendFactory) or any(fn is not first for fn in env_fns):
+        raise ConfigError("callables", "several", "one and the same, where a backend makes the environments")
+    return first.backend
+
+
+def autoreset_modes(metadata: Mapping[str, Any]) -> tuple[AutoresetMode, ...]:
+    """The modes that a backend's vector with this metadata can be stepped in, its own first."""
+    own: AutoresetMode = metadata["autoreset_mode"]
+    others = (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
+    return (own, *others) if own is AutoresetMode.NEXT_STEP and metadata.get("reset_mask") else (own,)

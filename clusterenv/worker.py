@@ -131,6 +131,7 @@ class Worker:
     def _start(self, welcome: m.Welcome, frames: list[Any]) -> None:
         self.welcome = welcome
         self._policy.start(welcome)
+        cores = welcome.runners or min(granted_cores(os.environ), welcome.num_envs)
         setup = RunnerSetup(
             first_env=welcome.first_env,
             num_envs=welcome.num_envs,
@@ -142,9 +143,10 @@ class Worker:
             step_timeout_s=welcome.step_timeout_s,
             cpus=None,
             same_bounds=welcome.same_bounds,
+            backend=welcome.backend,
+            num_threads=cores,
         )
-        runners = welcome.runners or min(granted_cores(os.environ), welcome.num_envs)
-        self.pool = self._make_pool(setup, runners)
+        self.pool = self._make_pool(setup, cores if welcome.backend is None else 1)
         try:
             with self._starting():
                 ready = self.pool.start(welcome.setup_timeout_s)
@@ -198,6 +200,8 @@ class Worker:
             self._policy.freshen(message, frames, act)
 
     def _reset(self, message: m.ResetCommand, frames: list[Any]) -> None:
+        if message.noise_seed is not None:
+            self._policy.start_over()
         command = Reset(
             seeds=list(message.seeds),
             options=bytes(frames[0]) if message.has_options else None,
@@ -257,6 +261,7 @@ class Worker:
         self.steps += len(batch.log_probs)
         reply = m.ActReply(
             policy=self._policy.info(),
+            sample=self._policy.keep_step(batch),
             num_final=len(batch.step.final_index),
             infos=batch.step.infos,
             final_infos=batch.step.final_infos,

@@ -97,6 +97,12 @@ class Index(Count):
         return super().step(action)
 
 
+class IndexBox(Index):
+    """Index with actions in (0, 1)."""
+
+    action_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+
+
 class Busy(Count):
     """Count whose step keeps the interpreter busy for `busy_s`."""
 

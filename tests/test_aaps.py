@@ -102,6 +102,27 @@ def test_divergence_is_a_mean_over_states_s9(num_envs: int, call: str) -> None:
         assert worker["syncs_by_reason"] == {"first": 1, "divergence": 1}
 
 
+@pytest.mark.parametrize("launcher", [SERIAL, TWO], ids=["serial", "two workers"])
+def test_what_follows_a_seeded_reset_depends_on_seed_and_agent_alone(launcher: LocalConfig) -> None:
+    def acted(env: ClusterEnv, agent: Coin) -> list[Any]:
+        env.reset(seed=3)
+        steps = [env.step(agent)[4]["action"].tolist() for _ in range(5)]
+        agent.play(0.4)
+        rollout = env.rollout(agent, 5)
+        return [steps, rollout.actions.tolist(), rollout.kl.tolist(), rollout.policy_lag.tolist()]
+
+    with running(launcher, kl_threshold=0.05) as env:
+        agent = Coin(0.6)
+        first = acted(env, agent)
+        env.rollout(agent, 3)
+        agent.play(0.6)  # nearer than the threshold to what the workers have, 0.4 or 0.6
+        again = acted(env, agent)
+        reset = reasons(env)
+
+    assert again == first
+    assert all(worker["forced"] == 1 for worker in reset)
+
+
 @pytest.mark.parametrize("call", ["step", "rollout"])
 def test_lag_never_exceeds_its_bound_s10(call: str) -> None:
     with running(TWO, kl_threshold=math.inf, max_lag=3) as env:

@@ -29,7 +29,7 @@ REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (EnvConfig, "seed", [-1, 1.5, True, "1"], "a whole number from 0, or None"),
     (EnvConfig, "api", ["gym3", None, []], '"gymnasium" or "gym"'),
     (EnvConfig, "envs_per_node", WHOLE_FROM_1, "a whole number from 1"),
-    (EnvConfig, "autoreset_mode", ["same_step", None, []], '"NextStep" or "SameStep" or "Disabled"'),
+    (EnvConfig, "autoreset_mode", ["same_step", 3, []], '"NextStep" or "SameStep" or "Disabled"'),
     (EnvConfig, "observation_mode", ["sane", None, [], (1, 2)], '"same", "different", or the batched and'),
     (EnvConfig, "batch_size", [0, -1, 1.5, True, "2"], "a whole number from 1"),
     (EnvConfig, "kl_threshold", [-0.01, math.nan, "0.05", None, True], "a number of nats from 0"),
@@ -167,7 +167,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     config = EnvConfig()
     assert (config.type, config.env_name, config.seed, config.api) == ("gymnasium", None, None, "gymnasium")
     assert (config.env_kwargs, config.wrappers, config.envs_per_node) == ({}, (), 8)
-    assert config.autoreset_mode is AutoresetMode.NEXT_STEP
+    assert config.autoreset_mode is None
     assert (config.lease_s, config.head_grace_s, config.connect_timeout_s) == (10, None, 60)
     assert (config.setup_timeout_s, config.step_timeout_s, config.on_worker_loss) == (300, 600, "restart")
     assert config.sync_config == SyncConfig(

@@ -382,7 +382,7 @@ def collect(shard: Shard, steps: int) -> dict[str, Any]:
         for leaf, now in zip(obs, shard.obs, strict=True):
             leaf[t] = now
         shard.step_into(
-            [np.int64(0)] * shard.num_envs,
+            shard.action_layout.zeros(shard.num_envs),
             shard.obs,
             rewards[t],
             terminations[t],

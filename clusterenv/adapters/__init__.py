@@ -75,7 +75,7 @@ def _takes_action(name: str) -> Callable[[object], bool]:
         if not callable(method):
             return False
         try:
-            parameters = list(inspect.signature(method).parameters.values())
+            parameters = [p for n, p in inspect.signature(method).parameters.items() if n != "env_ids"]
         except (TypeError, ValueError):
             return False
         if len(parameters) < 2 or parameters[1].name not in ("action", "actions"):

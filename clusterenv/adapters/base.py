@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -51,6 +52,9 @@ class Evaluated:
 class AgentAdapter(Protocol):
     """An agent of any style. `obs` is a nested batch of NumPy arrays.
 
+    `env_ids` [n] are the global numbers of the environments that the rows come from; a method of the agent
+    that has a parameter of this name is given them.
+
     No call but `load_state` changes a learner's own agent, its gradients, its train or eval mode, or torch's
     global generators.
     """
@@ -74,13 +78,13 @@ class AgentAdapter(Protocol):
         Without `with_values`, values are NaN where they would cost a pass of their own.
         """
 
-    def parameters(self, obs: Nested) -> Floats | None:
+    def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
         """Distribution parameters [n, P], if the family is known."""
 
-    def evaluate(self, obs: Nested, actions: Array) -> Evaluated:
+    def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
         """Log-probabilities of `actions` (in the environments' terms) and values."""
 
-    def values(self, obs: Nested) -> Floats:
+    def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
         """Values [n], NaN if the agent has none."""
 
     def state(self) -> dict[str, Array]:
@@ -125,6 +129,14 @@ def agent_errors(method: Callable[P, R]) -> Callable[P, R]:
             raise AgentError(f"the agent ({name}) failed: {type(error).__name__}: {error}") from error
 
     return guarded
+
+
+def takes_env_ids(agent: Agent, name: str) -> bool:
+    """Whether the agent's method `name` has a parameter `env_ids`."""
+    try:
+        return "env_ids" in inspect.signature(getattr(agent, name)).parameters
+    except (AttributeError, TypeError, ValueError):
+        return False
 
 
 def rows_of(obs: Nested) -> int:

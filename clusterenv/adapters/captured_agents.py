@@ -52,24 +52,24 @@ class CapturedAdapter(TorchAdapter):
 
         with self._session():
             inputs = self._inputs(obs)
-            acted = self._captured(inputs, rows, keyed)
+            acted = self._captured(inputs, rows, keyed, env_ids)
             if acted is not None:
                 return acted
             with keyed_noise(self._place[0], seed, env_ids, steps):
-                action, log_prob, value = self._call(inputs)
+                action, log_prob, value = self._call(inputs, env_ids)
         actions = self._terms.checked(self._terms.to_env(to_array(action), rows))
         return Acted(actions, to_column(log_prob, rows, "log_prob"), to_column(value, rows, "value"), None)
 
     @agent_errors
-    def parameters(self, obs: Nested) -> Floats | None:
+    def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
         """Captured parameters [n, P], if they count."""
         rows = rows_of(obs)
         with self._session():
-            acted = self._captured(self._inputs(obs), rows, _fixed_noise)
+            acted = self._captured(self._inputs(obs), rows, _fixed_noise, env_ids)
         return None if acted is None or acted.params is None else acted.params.copy()
 
     @agent_errors
-    def evaluate(self, obs: Nested, actions: Array) -> Evaluated:
+    def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
         """The agent's own log-probabilities, and values."""
         rows = len(actions)
         taken = self._terms.to_family(actions)
@@ -81,32 +81,33 @@ class CapturedAdapter(TorchAdapter):
         with self._session():
             inputs = self._inputs(obs)
             # As a sample of the agent itself: given as `action`, multi-discrete agents want it transposed.
-            acted = self._captured(inputs, rows, given)
+            acted = self._captured(inputs, rows, given, env_ids)
             if acted is not None:
                 return Evaluated(acted.log_probs, acted.values)
             given_action = self._action_tensor(taken.reshape(actions.shape))
-            _, log_prob, value = self._call(inputs, given_action)
+            _, log_prob, value = self._call(inputs, env_ids, given_action)
         return Evaluated(to_column(log_prob, rows, "log_prob"), to_column(value, rows, "value"))
 
     @agent_errors
-    def values(self, obs: Nested) -> Floats:
+    def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
         """Values [n], by `get_value` if the agent has it."""
         rows = rows_of(obs)
         with self._session():
             inputs = self._inputs(obs)
             get_value = getattr(self._agent, "get_value", None)
             if get_value is not None:
-                return to_column(get_value(inputs), rows, "get_value")
-            acted = self._captured(inputs, rows, _fixed_noise)
+                values = get_value(inputs, **self._env_ids("get_value", env_ids))
+                return to_column(values, rows, "get_value")
+            acted = self._captured(inputs, rows, _fixed_noise, env_ids)
             if acted is not None:
                 return acted.values
             with kept_generators(self._place[0]):
-                return to_column(self._call(inputs)[2], rows, "value")
+                return to_column(self._call(inputs, env_ids)[2], rows, "value")
 
     def _state_loaded(self) -> None:
         self._trusted = None
 
-    def _captured(self, inputs: Nested, rows: int, draw_for: Draw) -> Acted | None:
+    def _captured(self, inputs: Nested, rows: int, draw_for: Draw, env_ids: Ints | None) -> Acted | None:
         """The agent's step with the samples of `draw_for`; None if its distribution cannot be captured."""
         family = self._terms.family
         if family is None or (self._own and self._trusted is False):
@@ -114,7 +115,7 @@ class CapturedAdapter(TorchAdapter):
         known = self._own and self._trusted is True
         capture = Capture(family, rows, draw_for, skip_scores=known)
         with contextlib.nullcontext() if known else kept_generators(self._place[0]), capturing(capture):
-            action, log_prob, value = self._call(inputs)
+            action, log_prob, value = self._call(inputs, env_ids)
         params, actions, log_probs = capture.params, capture.actions, capture.log_probs
         self._trusted = (
             params is not None
@@ -128,10 +129,10 @@ class CapturedAdapter(TorchAdapter):
             return None
         return Acted(self._terms.to_env(actions, rows), log_probs, to_column(value, rows, "value"), params)
 
-    def _call(self, inputs: Nested, *action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _call(self, inputs: Nested, env_ids: Ints | None, *action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Action, log-prob and value; the entropy is left out."""
         method = self._agent if self._method == "forward" else getattr(self._agent, self._method)
-        result = method(inputs, *action)
+        result = method(inputs, *action, **self._env_ids(self._method, env_ids))
         if not isinstance(result, tuple | list) or len(result) != 4:
             seen = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
             raise AgentError(

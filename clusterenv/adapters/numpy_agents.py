@@ -21,6 +21,7 @@ from clusterenv.adapters.base import (
     column,
     nothing,
     rows_of,
+    takes_env_ids,
 )
 from clusterenv.distributions import Family
 from clusterenv.errors import AgentError
@@ -29,12 +30,12 @@ from clusterenv.errors import AgentError
 class NumpyAdapter:
     """An agent whose `act(obs)` gives actions in the environments' terms, or (actions, log_prob, value).
 
-    Without `set_parameters` it is sent whole whenever weights are pulled. A learner's own agent is never
-    asked to act for an evaluation, since its generator would move.
+    It may have `log_prob(obs, actions) -> [n]` and `value(obs) -> [n]`, without which a learner's agent says
+    nothing of actions that were taken and states that were seen: it is never asked to act, since its
+    generator would move. Without `set_parameters` it is sent whole whenever weights are pulled.
     """
 
     family: Family | None = None
-    values_apart = False
 
     def __init__(self, agent: Agent, terms: ActionTerms, *, own: bool) -> None:
         """Adapt `agent`, whose methods were found to fit."""
@@ -42,20 +43,30 @@ class NumpyAdapter:
         self._terms = terms
         self._own = own
         self._has_values = False
+        names = ("act", "log_prob", "value")
+        self._takes_env_ids = {name for name in names if takes_env_ids(agent, name)}
 
     @property
     def agent(self) -> object:
         """The agent itself."""
         return self._agent
 
+    @property
+    def values_apart(self) -> bool:
+        """Whether `value` gives them."""
+        return self._has("value")
+
     @agent_errors
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
         """What the agent does; its noise is its own affair."""
         rows = len(env_ids)
-        result = self._agent.act(copy.deepcopy(obs))  # it may write into its argument
+        result = self._call("act", obs, env_ids=env_ids)
         self._has_values = isinstance(result, tuple)
         if not isinstance(result, tuple):
-            return Acted(self._actions(result, rows), nothing(rows), nothing(rows), None)
+            actions = self._actions(result, rows)
+            log_probs = self._log_probs(obs, actions, env_ids)
+            values = self.values(obs, env_ids=env_ids) if with_values else nothing(rows)
+            return Acted(actions, log_probs, values, None)
         if len(result) != 3:
             raise AgentError(
                 f"the agent's act gave {len(result)} values; expected actions, or (actions, log_prob, value)"
@@ -68,24 +79,45 @@ class NumpyAdapter:
             None,
         )
 
+    def _call(self, name: str, *args: Nested, env_ids: Ints | None) -> Agent:
+        """What the agent's method gives for copies, since it may write into its arguments."""
+        asked = {}
+        if name in self._takes_env_ids:
+            assert env_ids is not None
+            asked["env_ids"] = env_ids.copy()
+        return getattr(self._agent, name)(*copy.deepcopy(args), **asked)
+
+    def _has(self, name: str) -> bool:
+        return callable(getattr(self._agent, name, None))
+
     def _actions(self, actions: object, rows: int) -> Array:
         return self._terms.checked(self._terms.exact(np.asarray(actions), rows))
 
-    def parameters(self, obs: Nested) -> Floats | None:
+    def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
         """None: nothing is known of the distribution."""
         return None
 
-    def evaluate(self, obs: Nested, actions: Array) -> Evaluated:
-        """NaN: such an agent does not score given actions."""
-        return Evaluated(nothing(len(actions)), nothing(len(actions)))
+    @agent_errors
+    def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
+        """What its `log_prob` and `value` say; NaN without them."""
+        values = self.values(obs, env_ids=env_ids) if self._has("value") else nothing(len(actions))
+        return Evaluated(self._log_probs(obs, actions, env_ids), values)
+
+    def _log_probs(self, obs: Nested, actions: Array, env_ids: Ints | None) -> Floats:
+        rows = len(actions)
+        if not self._has("log_prob"):
+            return nothing(rows)
+        return column(np.asarray(self._call("log_prob", obs, actions, env_ids=env_ids)), rows, "log_prob")
 
     @agent_errors
-    def values(self, obs: Nested) -> Floats:
-        """Values [n] that `act` gives beside its actions, on a worker's copy; else NaN."""
+    def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
+        """Values [n] by `value`; else those that `act` gives, on a worker's copy; else NaN."""
         rows = rows_of(obs)
+        if self._has("value"):
+            return column(np.asarray(self._call("value", obs, env_ids=env_ids)), rows, "value")
         if not (self._own and self._has_values):
             return nothing(rows)
-        return column(np.asarray(self._agent.act(obs)[2]), rows, "value")
+        return column(np.asarray(self._call("act", obs, env_ids=env_ids)[2]), rows, "value")
 
     @agent_errors
     def state(self) -> dict[str, Array]:
@@ -125,4 +157,4 @@ class NumpyAdapter:
 
     @property
     def _settable(self) -> bool:
-        return callable(getattr(self._agent, "set_parameters", None))
+        return self._has("set_parameters")

@@ -23,6 +23,7 @@ from clusterenv.adapters.base import (
     agent_errors,
     nothing,
     rows_of,
+    takes_env_ids,
 )
 from clusterenv.adapters.reading import (
     AnyDistribution,
@@ -65,6 +66,7 @@ class TorchAdapter:
         self._place = place_of(agent)
         self._whole = not (state_tensors(agent) or modules_of(agent))
         self._family: Family | None = None
+        self._takes_env_ids: dict[str, bool] = {}
         if own:
             for module in modules_of(agent):
                 module.eval()
@@ -124,6 +126,16 @@ class TorchAdapter:
     def _inputs(self, obs: Nested) -> Nested:
         return to_tensors(obs, *self._place)
 
+    def _env_ids(self, method: str, env_ids: Ints | None) -> dict[str, Tensor]:
+        """What the agent's `method` is given of the rows' environments: nothing unless it asks."""
+        takes = self._takes_env_ids.get(method)
+        if takes is None:
+            takes = self._takes_env_ids[method] = takes_env_ids(self._agent, method)
+        if not takes:
+            return {}
+        assert env_ids is not None
+        return {"env_ids": torch.from_numpy(env_ids.copy()).to(self._place[0])}
+
     def _action_tensor(self, actions: Array) -> Tensor:
         """Actions in the family's terms as the agent's own distribution gives them."""
         device, dtype = self._place
@@ -147,7 +159,7 @@ class DistributionAdapter(TorchAdapter):
         rows = len(env_ids)
         with self._session():
             inputs = self._inputs(obs)
-            distribution = self._distribution(inputs)
+            distribution = self._distribution(inputs, env_ids)
             params = self._params(distribution, rows)
             if params is not None:
                 actions, log_probs = self._terms.draw(params, seed=seed, env_ids=env_ids, steps=steps)
@@ -155,38 +167,38 @@ class DistributionAdapter(TorchAdapter):
                 with keyed_noise(self._place[0], seed, env_ids, steps):
                     drawn = sampled(distribution)
                 actions, log_probs = to_array(drawn), joint_log_prob(distribution, drawn, rows)
-            values = self._values(inputs, rows) if with_values else nothing(rows)
+            values = self._values(inputs, rows, env_ids) if with_values else nothing(rows)
         taken = self._terms.to_env(actions, rows)
         return Acted(taken if params is not None else self._terms.checked(taken), log_probs, values, params)
 
     @agent_errors
-    def parameters(self, obs: Nested) -> Floats | None:
+    def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
         """Distribution parameters [n, P] in memory of their own."""
         with self._session():
-            params = self._params(self._distribution(self._inputs(obs)), rows_of(obs))
+            params = self._params(self._distribution(self._inputs(obs), env_ids), rows_of(obs))
         return None if params is None else params.copy()
 
     @agent_errors
-    def evaluate(self, obs: Nested, actions: Array) -> Evaluated:
+    def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
         """The agent's own log-probabilities, and values."""
         rows = len(actions)
         with self._session():
             inputs = self._inputs(obs)
             taken = self._action_tensor(self._terms.to_family(actions))
-            distribution = self._distribution(inputs)
+            distribution = self._distribution(inputs, env_ids)
             if isinstance(distribution, Distribution):
                 taken = taken.reshape(distribution.batch_shape + distribution.event_shape)
             log_probs = joint_log_prob(distribution, taken, rows)
-            return Evaluated(log_probs, self._values(inputs, rows))
+            return Evaluated(log_probs, self._values(inputs, rows, env_ids))
 
     @agent_errors
-    def values(self, obs: Nested) -> Floats:
+    def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
         """Values [n], NaN if the agent has none."""
         with self._session():
-            return self._values(self._inputs(obs), rows_of(obs))
+            return self._values(self._inputs(obs), rows_of(obs), env_ids)
 
-    def _distribution(self, inputs: Nested) -> AnyDistribution:
-        distribution = self._agent.distribution(inputs)
+    def _distribution(self, inputs: Nested, env_ids: Ints | None) -> AnyDistribution:
+        distribution = self._agent.distribution(inputs, **self._env_ids("distribution", env_ids))
         if not (isinstance(distribution, list | tuple) or hasattr(distribution, "log_prob")):
             raise AgentError(
                 f"the agent's distribution(obs) gave {type(distribution).__name__}; "
@@ -199,11 +211,11 @@ class DistributionAdapter(TorchAdapter):
         self._family = None if params is None else self._terms.family
         return params
 
-    def _values(self, inputs: Nested, rows: int) -> Floats:
+    def _values(self, inputs: Nested, rows: int, env_ids: Ints | None) -> Floats:
         value = getattr(self._agent, "value", None)
         if value is None:
             return nothing(rows)
-        return to_column(value(inputs), rows, "value")
+        return to_column(value(inputs, **self._env_ids("value", env_ids)), rows, "value")
 
 
 class SB3Adapter(DistributionAdapter):
@@ -222,8 +234,8 @@ class SB3Adapter(DistributionAdapter):
         to_tensor = getattr(self._agent, "obs_to_tensor", None)
         return super()._inputs(obs) if to_tensor is None else to_tensor(obs)[0]
 
-    def _distribution(self, inputs: Nested) -> AnyDistribution:
-        return self._agent.get_distribution(inputs)
+    def _distribution(self, inputs: Nested, env_ids: Ints | None) -> AnyDistribution:
+        return self._agent.get_distribution(inputs, **self._env_ids("get_distribution", env_ids))
 
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
         inner = getattr(distribution, "distribution", None)
@@ -245,5 +257,6 @@ class SB3Adapter(DistributionAdapter):
         actions, ours = self._terms.draw(params, seed=0, env_ids=count, steps=np.zeros_like(count))
         return close(ours, joint_log_prob(distribution, self._action_tensor(actions), rows))
 
-    def _values(self, inputs: Nested, rows: int) -> Floats:
-        return to_column(self._agent.predict_values(inputs), rows, "predict_values")
+    def _values(self, inputs: Nested, rows: int, env_ids: Ints | None) -> Floats:
+        values = self._agent.predict_values(inputs, **self._env_ids("predict_values", env_ids))
+        return to_column(values, rows, "predict_values")

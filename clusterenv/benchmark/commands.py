@@ -8,6 +8,7 @@ from typing import Protocol
 
 import tyro
 
+from clusterenv.benchmark.aaps import AapsSweep
 from clusterenv.benchmark.rollout import RolloutBenchmark
 from clusterenv.errors import ClusterEnvError
 from clusterenv_registry import RegistryError
@@ -23,7 +24,7 @@ class Benchmark(Protocol):
         """Measure, print the result, and write it to a file if asked."""
 
 
-BENCHMARKS: dict[str, Callable[..., Benchmark]] = {"rollout": RolloutBenchmark}
+BENCHMARKS: dict[str, Callable[..., Benchmark]] = {"aaps": AapsSweep, "rollout": RolloutBenchmark}
 
 
 def run_command(argv: Sequence[str] | None) -> int:

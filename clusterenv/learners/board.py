@@ -8,7 +8,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]  # it has no types
+from tensorboard.compat.proto.event_pb2 import (  # type: ignore[import-untyped]  # it has no types
+    Event,
+    SessionLog,
+)
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
@@ -31,6 +34,12 @@ class Board:
         """Add one point to each of the curves."""
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+
+    def go_on_from(self, step: int) -> None:
+        """What other files of the folder show at later steps is no longer shown."""
+        self._write(
+            Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        )
 
     def close(self) -> None:
         """Close the file."""

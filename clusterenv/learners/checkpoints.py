@@ -13,7 +13,8 @@ import torch
 
 from clusterenv.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
+"""Version of the file; those of version 1 have no `training`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Checkpoint:
     """Keyword arguments of `Agent`, other than its spaces."""
     optimizer: dict[str, Any]
     config: dict[str, Any]
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What else a run needs to go on to the same numbers (`resuming.py`); empty where it only acts."""
     format: int = FORMAT
 
     def save(self, path: Path) -> None:
@@ -63,6 +66,12 @@ class Checkpoint:
             checkpoint = cls(**content)
         except Exception as error:
             raise ConfigError("checkpoint", str(path), "a file that `clusterenv train` wrote") from error
-        if checkpoint.format != FORMAT:
+        if not 1 <= checkpoint.format <= FORMAT:
             raise ConfigError("checkpoint", str(path), f"format {FORMAT}, not {checkpoint.format}")
         return checkpoint
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What a killed process has not written to its end is gone."""
+    for path in folder.glob(".*.pt.*"):
+        path.unlink(missing_ok=True)

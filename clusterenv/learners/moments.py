@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,6 +30,18 @@ class RewardScale:
         self._clip = clip
         self._returns = np.zeros(num_envs)
         self._mean, self._var, self._count = 0.0, 1.0, 0.0
+
+    def start_over(self) -> None:
+        """All environments begin new episodes; the statistics stay."""
+        self._returns = np.zeros_like(self._returns)
+
+    def state_dict(self) -> dict[str, float]:
+        """The statistics."""
+        return {"mean": self._mean, "var": self._var, "count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._mean, self._var, self._count = state["mean"], state["var"], state["count"]
 
     def __call__(
         self, rewards: NDArray[Any], ended: NDArray[np.bool_], valid: NDArray[np.bool_]

@@ -11,7 +11,8 @@ decoupled objective of Hilton, Cobbe and Schulman, 2021):
 
     maximise  mean of  min(pi_prox / mu, 2) * min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_prox
 
-With fresh data mu is pi_prox, every weight is 1, and this is PPO.
+With fresh data mu is pi_prox, every weight is 1, and this is PPO. `clip_around="behaviour"` is stock PPO, to
+see what it does with stale data.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from clusterenv.learners import defaults, interrupts
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
+from clusterenv.learners.resuming import GlobalGenerators, milestone, reset_seed, restore, state_of
 from clusterenv.learners.returns import generalized_advantage, next_values
 from clusterenv.learners.runs import Run, Summary, default_folder, plain, ready_folder
 
@@ -62,6 +64,10 @@ class PPOConfig:
     """Stop once the mean return of the last 100 episodes reaches this; none: train for all steps."""
     run_dir: Path | None = None
     """Folder for this run's files; none: a new one in runs/."""
+    checkpoint_every: int = 100_000
+    """Environment steps between two milestones, from which a run can go on; environments are reset there."""
+    resume: Path | None = None
+    """Folder of a run to go on with from its last milestone, with its options where none are given."""
     threads: int = 1
     """Threads of the learner's arithmetic; more than one pays for larger networks only."""
 
@@ -95,6 +101,8 @@ class PPOConfig:
     """End the passes over a rollout once the policy has moved further than this (nats); none: never."""
     max_behaviour_weight: float = 2.0
     """Bound of pi_prox / mu, the weight of rows that a stale policy collected."""
+    clip_around: Literal["target", "behaviour"] = "target"
+    """"target": clip around pi_prox, as above; "behaviour", for comparison: around mu, as stock PPO does."""
     normalize_obs: bool = True
     """Normalise observations by running statistics."""
     scale_rewards: bool = True
@@ -104,7 +112,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
-        for name in ("total_steps", "num_steps", "epochs", "num_minibatches", "threads"):
+        for name in ("total_steps", "num_steps", "epochs", "num_minibatches", "threads", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "a whole number from 1")
         for name in ("gamma", "gae_lambda"):
@@ -187,8 +195,11 @@ def make_samples(
     features, values = features[valid], values[valid]
     advantages = torch.from_numpy(gae).float()[valid]
     actions = agent.action_targets(data.actions[valid])
-    prox_log_probs = agent.policy(features).log_prob(actions)
-    weights = (prox_log_probs - data.log_probs[valid]).exp().clamp(max=config.max_behaviour_weight)
+    behaviour_log_probs = data.log_probs[valid]
+    prox_log_probs = behaviour_log_probs
+    if config.clip_around == "target":
+        prox_log_probs = agent.policy(features).log_prob(actions)
+    weights = (prox_log_probs - behaviour_log_probs).exp().clamp(max=config.max_behaviour_weight)
     return Samples(features, actions, prox_log_probs, weights, values, advantages, values + advantages)
 
 
@@ -264,15 +275,31 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     shuffling = torch.Generator().manual_seed(config.seed)
-    folder = config.run_dir or default_folder("ppo", config.env_id, config.seed)
+    folder = config.resume or config.run_dir or default_folder("ppo", config.env_id, config.seed)
+    last = None if config.resume is None else milestone(config.resume, "ppo")
     with ClusterEnv(env_options(config), launcher) as env:
-        with ready_folder(folder):
+        with ready_folder(folder, resume=last is not None):
             spaces = env.launch()
         agent = Agent(*spaces, **agent_options(config))
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
-        env.reset(seed=config.seed)
-        with Run("ppo", config, folder, total_steps=config.total_steps, weight_bytes=agent.num_bytes) as run:
+        parts: dict[str, Any] = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling}
+        parts["generators"] = GlobalGenerators()
+        if reward_scale is not None:
+            parts["scale"] = reward_scale
+        with Run(
+            "ppo",
+            config,
+            folder,
+            total_steps=config.total_steps,
+            weight_bytes=agent.num_bytes,
+            checkpoint_every=config.checkpoint_every,
+            resume=last is not None,
+        ) as run:
+            parts["run"] = run
+            if last is not None:
+                restore(parts, last.training)
+            env.reset(seed=reset_seed(config.seed, run.steps))
             try:
                 while run.steps < config.total_steps and not run.reached(config.stop_at_return):
                     if config.anneal_lr:
@@ -283,7 +310,12 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
                     losses = update(agent, optimizer, samples, config, shuffling)
                     agent.observe(rollout.obs, rollout.valid)
                     run.log(rollout, env.stats(), losses)
-                    if run.checkpoint_is_due():
+                    if run.milestone_is_due():
+                        run.save_milestone(checkpoint(config, run.steps, agent, optimizer, state_of(parts)))
+                        env.reset(seed=reset_seed(config.seed, run.steps))
+                        if reward_scale is not None:
+                            reward_scale.start_over()
+                    elif run.checkpoint_is_due():
                         run.save(checkpoint(config, run.steps, agent, optimizer))
             finally:
                 interrupts.hold()
@@ -309,8 +341,14 @@ def agent_options(config: PPOConfig) -> dict[str, Any]:
     return {"hidden": config.hidden, "normalize_obs": config.normalize_obs}
 
 
-def checkpoint(config: PPOConfig, steps: int, agent: Agent, optimizer: torch.optim.Optimizer) -> Checkpoint:
-    """The agent as it is now, and what it takes to build it again."""
+def checkpoint(
+    config: PPOConfig,
+    steps: int,
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    training: dict[str, Any] | None = None,
+) -> Checkpoint:
+    """The agent as it is now, and what it takes to build it again; at a milestone, `training` to go on."""
     return Checkpoint(
         algorithm="ppo",
         env_id=config.env_id,
@@ -319,6 +357,7 @@ def checkpoint(config: PPOConfig, steps: int, agent: Agent, optimizer: torch.opt
         agent_options=agent_options(config),
         optimizer=optimizer.state_dict(),
         config=plain(config),
+        training=training or {},
     )
 
 

@@ -7,10 +7,11 @@ import json
 import math
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ import yaml
 
 from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.learners.board import Board
-from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.checkpoints import Checkpoint, remove_unfinished
 from clusterenv.learners.progress import ProgressLine, bytes_text, short_number
+from clusterenv.learners.resuming import RESUME_FILE
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -88,25 +90,40 @@ class Run:
         *,
         total_steps: int,
         weight_bytes: int,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
     ) -> None:
         """Make the folder, write the configuration into it and start the clock.
+
+        Args:
+            algorithm: its name.
+            config: its options.
+            folder: of the run.
+            total_steps: environment steps that the run is to make.
+            weight_bytes: of one copy of what workers act with.
+            checkpoint_every: environment steps between two milestones; none: there are none.
+            resume: the folder holds the run, and `load_state_dict` comes next.
 
         Raises:
             ConfigError: if the folder holds a run already, cannot be made, or takes no files.
         """
-        make_folder(folder)
+        make_folder(folder, resume=resume)
         self.folder = folder
         self.steps = self.updates = self.episodes = 0
         self._total_steps = total_steps
         self._weight_bytes = weight_bytes
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._checkpoint_every = checkpoint_every
+        self._milestones = 0
         self._stats: Mapping[str, Any] = {"workers": [], "weight_bytes_sent": 0, "check_bytes_sent": 0}
+        self._earlier = self._stats  # what was sent before the run was resumed
         text = yaml.safe_dump({"algorithm": algorithm, **plain(config)}, sort_keys=False)
         with _as_config_error(folder):
             (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
             self._board = Board(folder)
-            self._metrics = (folder / METRICS_FILE).open("w", encoding="utf-8", buffering=1)
+            mode = "a" if resume else "w"
+            self._metrics = (folder / METRICS_FILE).open(mode, encoding="utf-8", buffering=1)
         self._progress = ProgressLine()
         self._started = self._saved = self._logged = time.monotonic()
         self._rates: deque[tuple[float, int]] = deque([(self._started, 0)], maxlen=20)
@@ -155,10 +172,11 @@ class Run:
         self.episodes += len(rollout.episodes)
         self._returns.extend(episode.episode_return for episode in rollout.episodes)
         self._lengths.extend(episode.length for episode in rollout.episodes)
-        self._stats = stats
+        self._stats = _added(self._earlier, stats)
         collected = self._collected(rollout)
         with self._writing(METRICS_FILE):
-            self._metrics.write(json.dumps(_finite(collected | dict(losses)), allow_nan=False) + "\n")
+            row = collected | self._by_worker(rollout) | dict(losses)
+            self._metrics.write(json.dumps(_finite(row), allow_nan=False) + "\n")
         curves = {f"run/{name}": value for name, value in collected.items() if value is not None}
         with self._writing(self._board.path.name):
             self._board.add(curves | {f"loss/{name}": value for name, value in losses.items()}, self.steps)
@@ -173,6 +191,48 @@ class Run:
         with self._writing(CHECKPOINT_FILE):
             checkpoint.save(self.folder / CHECKPOINT_FILE)
         self._saved = time.monotonic()
+
+    def milestone_is_due(self) -> bool:
+        """Whether `checkpoint_every` steps were made since the last milestone; depends on steps alone."""
+        every = self._checkpoint_every
+        return every is not None and self.steps // every > self._milestones
+
+    def save_milestone(self, checkpoint: Checkpoint) -> None:
+        """Replace the last milestone in one move, and let `checkpoint` be the newest agent too."""
+        self.save(checkpoint)
+        with self._writing(RESUME_FILE):
+            checkpoint.save(self.folder / RESUME_FILE)
+        self._milestones = self.steps // (self._checkpoint_every or 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters of the run."""
+        return {
+            "steps": self.steps,
+            "updates": self.updates,
+            "episodes": self.episodes,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "seconds": self._logged - self._started,
+            "stats": _added(self._stats, {"workers": []}),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave: what the folder tells of later steps is taken back."""
+        self.steps, self.updates, self.episodes = (state[name] for name in ("steps", "updates", "episodes"))
+        self._returns.extend(state["returns"])
+        self._lengths.extend(state["lengths"])
+        self._milestones = self.steps // (self._checkpoint_every or 1)
+        self._stats = self._earlier = state["stats"]
+        now = time.monotonic()
+        self._logged, self._started = now, now - state["seconds"]
+        self._rates = deque([(now, self.steps)], maxlen=20)
+        with self._writing(METRICS_FILE):
+            self._metrics.close()
+            remove_unfinished(self.folder)
+            _keep_lines_until(self.folder / METRICS_FILE, self.steps)
+            self._metrics = (self.folder / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
+        with self._writing(self._board.path.name):
+            self._board.go_on_from(self.steps)
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
@@ -214,7 +274,19 @@ class Run:
             "policy_lag": float(rollout.policy_lag.mean()),
             "syncs": sum(worker["sync_count"] for worker in self._stats["workers"]),
             "weight_bytes_sent": self._stats["weight_bytes_sent"],
+            "check_bytes_sent": self._stats["check_bytes_sent"],
             "broadcast_bytes": self._broadcast_bytes(),
+        }
+
+    def _by_worker(self, rollout: Rollout) -> dict[str, Any]:
+        """What is no curve: valid rows by policy lag, and each worker's comparisons and syncs so far."""
+        lags, rows = np.unique(rollout.policy_lag[rollout.valid], return_counts=True)
+        return {
+            "rows_by_lag": dict(zip(map(str, lags.tolist()), rows.tolist(), strict=True)),
+            "workers": [
+                _finite({name: worker[name] for name in ("kl", "checks", "syncs_by_reason")})
+                for worker in self._stats["workers"]
+            ],
         }
 
     def _broadcast_bytes(self) -> int:
@@ -231,22 +303,22 @@ class Run:
         )
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, *, resume: bool = False) -> None:
     """`folder` is there and ready for a run, which is better known before workers are waited for.
 
     Raises:
-        ConfigError: if it holds a run already, cannot be made, or takes no files.
+        ConfigError: if it holds a run already that is not to `resume`, cannot be made, or takes no files.
     """
     with _as_config_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / METRICS_FILE).exists():
+        if (folder / METRICS_FILE).exists() and not resume:
             raise ConfigError("run_dir", str(folder), "a folder without a run in it")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError("run_dir", str(folder), "a folder in which files can be written")
 
 
 @contextmanager
-def ready_folder(folder: Path) -> Iterator[None]:
+def ready_folder(folder: Path, *, resume: bool = False) -> Iterator[None]:
     """`folder` is there, as `make_folder` makes it; if the block fails, no empty one is left.
 
     Raises:
@@ -254,7 +326,7 @@ def ready_folder(folder: Path) -> Iterator[None]:
     """
     with _as_config_error(folder):
         made = not folder.exists()
-    make_folder(folder)
+    make_folder(folder, resume=resume)
     try:
         yield
     except BaseException:
@@ -284,6 +356,32 @@ def plain(config: DataclassInstance) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     values |= {name: str(value) for name, value in values.items() if isinstance(value, Path)}
     return values | {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+
+
+def _added(earlier: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of `ClusterEnv.stats()`, with what was there before the run was resumed."""
+    names = ("weight_bytes_sent", "check_bytes_sent")
+    workers = []
+    nothing: dict[str, Any] = {}
+    for worker, before in zip_longest(stats["workers"], earlier["workers"], fillvalue=nothing):
+        reasons = Counter(before.get("syncs_by_reason", {}))
+        reasons.update(worker.get("syncs_by_reason", {}))
+        checks = before.get("checks", 0) + worker.get("checks", 0)
+        counts = {"sync_count": reasons.total(), "syncs_by_reason": dict(reasons), "checks": checks}
+        workers.append(counts | {"kl": float(worker.get("kl", before.get("kl", 0.0)))})
+    return {"workers": workers} | {name: earlier.get(name, 0) + stats.get(name, 0) for name in names}
+
+
+def _keep_lines_until(path: Path, steps: int) -> None:
+    """The metrics at `path` tell of no update after `steps`; half a line at the end is no line."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            if json.loads(line)["steps"] <= steps:
+                kept.append(f"{line}\n")
+    shorter = path.with_name(f".{path.name}.shorter")
+    shorter.write_text("".join(kept), encoding="utf-8")
+    shorter.replace(path)
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from clusterenv.transport.client import Client
 from clusterenv.transport.codec import Buffer, Envelope
-from clusterenv.transport.curve import CONNECTION_VARIABLE, Connection, RunKeys
+from clusterenv.transport.curve import Connection, RunKeys
 from clusterenv.transport.server import Server
 
-__all__ = ["CONNECTION_VARIABLE", "Buffer", "Client", "Connection", "Envelope", "RunKeys", "Server"]
+__all__ = ["Buffer", "Client", "Connection", "Envelope", "RunKeys", "Server"]

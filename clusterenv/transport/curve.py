@@ -14,9 +14,7 @@ from msgspec import Meta
 
 from clusterenv.errors import ConnectError, LaunchError
 from clusterenv.private_files import NotPrivate, require_private, write_private
-
-CONNECTION_VARIABLE = "CLUSTERENV_CONNECTION"
-"""Environment variable that holds a connection where no folder is shared."""
+from clusterenv.worker_start import CONNECTION_VARIABLE
 
 MAX_MESSAGE_BYTES = 1 << 30
 HEARTBEAT_S = 5.0

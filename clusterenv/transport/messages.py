@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Text = Annotated[str, Meta(max_length=1 << 20)]
@@ -82,9 +82,10 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ActReply(Message, frozen=True, kw_only=True):
-    """Answer to ActCommand. Frames: ActBatch.frames()."""
+    """Answer to ActCommand. Frames: ActBatch.frames(). `sample` is 0 if no later check needs this step."""
 
     policy: PolicyInfo
+    sample: Count
     num_final: Count
     infos: Blocks
     final_infos: Blocks
@@ -141,7 +142,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
 # --- head to worker -------------------------------------------------------------------------------------
 
 
-class Welcome(Message, frozen=True, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     """All that a worker needs to know. Frames: the cloudpickled callables that `env_blob_of` numbers."""
 
     rank: Count
@@ -164,6 +165,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     head_grace_s: float
     setup_timeout_s: float
     step_timeout_s: float
+    backend: Word | None = None
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -216,11 +218,14 @@ class AgentMessage(Message, frozen=True, kw_only=True):
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Version v of the learner's policy on the states of one sample; a frame holds θ_v [rows, P] float32."""
+    """Version v of the learner's policy on the states of one sample; a frame holds θ_v [rows, P] float32.
+
+    Without a family the frame holds log π_v [rows] float32 of the actions that were taken there.
+    """
 
     sample: Count
     rows: Count
-    family: Word
+    family: Word | None
     family_sizes: Counts
 
 

@@ -1,4 +1,4 @@
-"""Every environment that has a name: look-up in one order, collisions, suggestions.
+"""Every environment and backend that has a name: look-up in one order, collisions, suggestions.
 
 The order is: what this process registered, what the user stored, what plugins offer, Gymnasium's ids.
 """
@@ -16,6 +16,7 @@ from clusterenv_registry import store
 from clusterenv_registry.classic import CLASSIC
 from clusterenv_registry.entry import (
     GYMNASIUM,
+    Backend,
     Broken,
     CallableSource,
     Entry,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import gymnasium as gym
     from gymnasium.envs.registration import EnvSpec
 
+    from clusterenv_registry.backends import BackendFactory
+
 _registered: dict[str, Entry] = {}
 
 _SHOWN_SUGGESTIONS = 3
@@ -43,6 +46,7 @@ class Catalogue:
     """All that can be asked for by name, in the order of look-up, and what is broken."""
 
     entries: tuple[Entry, ...]
+    backends: tuple[Backend, ...]
     broken: tuple[Broken, ...]
 
 
@@ -76,12 +80,13 @@ def resolve(
     env_name: str | None,
     env_kwargs: Mapping[str, Any],
     wrappers: Sequence[Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]],
-) -> Callable[[], gym.Env[Any, Any]]:
+) -> Callable[[], gym.Env[Any, Any]] | BackendFactory:
     """A constructor of the environment, which pickles and works on a worker that knows nothing of it.
 
     Args:
-        type_: "gymnasium", or the name of an environment.
-        env_name: With "gymnasium", the name of the environment; else None.
+        type_: "gymnasium", or the name of a backend or of an environment.
+        env_name: With "gymnasium", the name of the environment, or "BACKEND:NAME"; with a backend, the name
+            of one of its environments; else None.
         env_kwargs: Keyword arguments for the environment's constructor.
         wrappers: Wrappers around it, innermost first.
 
@@ -92,6 +97,9 @@ def resolve(
     from clusterenv_registry import code
     from clusterenv_registry.loading import EnvFactory, require_extra
 
+    found = _backend(type_, env_name)
+    if found is not None:
+        return _of_backend(*found, env_kwargs, wrappers)
     entry = find(_wanted(type_, env_name))
     source: Source | code.Code = entry.source
     if isinstance(source, SpecSource):
@@ -111,23 +119,15 @@ def find(name: str) -> Entry:
         UnknownEnvironment: if there is none.
         RegistryError: if the entry that comes first is damaged, or two plugins offer it.
     """
-    from clusterenv_registry import plugins
-
-    if name in _registered:
-        return _registered[name]
-    stored, installed = store.read(), plugins.installed()
-    for broken in stored.broken:
-        if broken.name == name:
-            raise StoreError(f"{name!r} in {broken.owner}: {broken.problem}")
-    if name in stored.entries:
-        return stored.entries[name]
-    offers = [entry for entry in installed.entries if entry.name == name]
-    if len(offers) > 1:
-        owners = " and ".join(entry.owner for entry in offers)
-        raise RegistrationError(
-            f"{name!r} is offered by {owners}; uninstall one, or register the name yourself"
+    entry = _by_hand(name)
+    if entry is not None:
+        return entry
+    offer = _offer(name)
+    if isinstance(offer, Backend):
+        raise UnknownEnvironment(
+            f"{name!r} is a backend of {offer.owner}; its environments are {name}:NAME in env_name"
         )
-    return offers[0] if offers else _gymnasium_entry(name)
+    return offer or _gymnasium_entry(name)
 
 
 def contents() -> Catalogue:
@@ -146,8 +146,65 @@ def contents() -> Catalogue:
     ]
     return Catalogue(
         (*_registered.values(), *stored.entries.values(), *installed.entries, *classic, *ids),
+        installed.backends,
         (*stored.broken, *installed.broken),
     )
+
+
+def _by_hand(name: str) -> Entry | None:
+    """What this process registered, or else what the user stored."""
+    if name in _registered:
+        return _registered[name]
+    stored = store.read()
+    for broken in stored.broken:
+        if broken.name == name:
+            raise StoreError(f"{name!r} in {broken.owner}: {broken.problem}")
+    return stored.entries.get(name)
+
+
+def _offer(name: str) -> Entry | Backend | None:
+    """What the one plugin that offers `name` means by it."""
+    from clusterenv_registry import plugins
+
+    installed = plugins.installed()
+    everything: tuple[Entry | Backend, ...] = (*installed.entries, *installed.backends)
+    offers = [offer for offer in everything if offer.name == name]
+    if len(offers) > 1:
+        owners = " and ".join(offer.owner for offer in offers)
+        raise RegistrationError(
+            f"{name!r} is offered by {owners}; uninstall one, or register the name yourself"
+        )
+    return offers[0] if offers else None
+
+
+def _backend(type_: str, env_name: str | None) -> tuple[Backend, str | None] | None:
+    """The backend that is asked for, as `type` or before a colon, and the name of its environment."""
+    name, colon, rest = type_, "", env_name
+    if type_ == GYMNASIUM:
+        name, colon, rest = (env_name or "").partition(":")
+        if not colon:
+            return None
+    if _by_hand(name) is not None:
+        return None
+    offer = _offer(name)
+    return (offer, rest) if isinstance(offer, Backend) else None
+
+
+def _of_backend(
+    backend: Backend, env_name: str | None, env_kwargs: Mapping[str, Any], wrappers: Sequence[object]
+) -> BackendFactory:
+    from clusterenv_registry.backends import BackendFactory
+
+    if not env_name:
+        raise UnknownEnvironment(
+            f"backend {backend.name!r} needs env_name, the name of one of its environments"
+        )
+    if wrappers:
+        raise RegistrationError(
+            f"wrappers are for single environments, but backend {backend.name!r} makes whole vectors; "
+            "leave them out, or use an environment that Gymnasium makes"
+        )
+    return BackendFactory(backend.name, backend.source, env_name, dict(env_kwargs))
 
 
 def _wanted(type_: str, env_name: str | None) -> str:
@@ -172,6 +229,7 @@ def _gymnasium_entry(name: str) -> Entry:
 
     module, _, env_id = CLASSIC.get(name, name).rpartition(":")
     if module:
+        _require_no_plugin(module)
         import_registering(module, name)
     elif name.startswith("ALE/"):
         require_module("ale_py", name)  # its import is what registers these ids
@@ -209,13 +267,28 @@ def _portable(spec: EnvSpec) -> EnvSpec:
 
 
 def _unknown(name: str) -> UnknownEnvironment:
+    _require_no_plugin(name)
     catalogue = contents()
-    near = _nearest(name, [GYMNASIUM, *(entry.name for entry in catalogue.entries)])
+    names = [backend.name for backend in catalogue.backends] + [entry.name for entry in catalogue.entries]
+    near = _nearest(name, [GYMNASIUM, *names])
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     troubles = "".join(f"; {item.owner} is broken ({item.problem})" for item in catalogue.broken)
     return UnknownEnvironment(
         f"there is no environment {name!r}{hint}{troubles}", name=name, suggestions=near
     )
+
+
+def _require_no_plugin(name: str) -> None:
+    """Return unless `name` is a backend of a plugin of ours that is not there; a broken one is told of later.
+
+    Raises:
+        MissingExtra: if it is.
+    """
+    from clusterenv_registry import backends, plugins
+
+    distribution = backends.OWN.get(name)
+    if not any(str(distribution) in broken.owner for broken in plugins.installed().broken):
+        backends.require_plugin(name)
 
 
 def _nearest(name: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from clusterenv_registry.errors import RegistrationError
 
 if TYPE_CHECKING:
-    import gymnasium as gym
     from gymnasium.envs.registration import EnvSpec
 
 GYMNASIUM = "gymnasium"
@@ -24,9 +23,9 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True, slots=True)
 class CallableSource:
-    """A class or function of this process, called with the environment's keyword arguments."""
+    """A class or function of this process that makes an environment, or a backend's vector."""
 
-    factory: Callable[..., gym.Env[Any, Any]]
+    factory: Callable[..., Any]
 
     def __str__(self) -> str:
         """`module:name` where the callable has one."""
@@ -110,6 +109,16 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Backend:
+    """What makes whole vectors of environments, and offers them under names of its own."""
+
+    name: str
+    source: CallableSource | ImportSource
+    owner: str
+    """Who offers it, for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """Something that should have offered environments and could not: kept as data, never in the way."""
 
@@ -177,6 +186,21 @@ def source_of(value: object) -> Source:
     raise RegistrationError(
         f"an environment cannot be made from {value!r}; expected a class or function that returns a "
         'gymnasium.Env, a gymnasium EnvSpec, or "package.module:Class"'
+    )
+
+
+def backend_source(value: object) -> CallableSource | ImportSource:
+    """The source of a backend's factory.
+
+    Raises:
+        RegistrationError: if `value` is neither a callable nor "package.module:factory".
+    """
+    if isinstance(value, str) and _TARGET.fullmatch(value):
+        return ImportSource(value)
+    if callable(value):
+        return CallableSource(value)
+    raise RegistrationError(
+        f'a backend cannot be made from {value!r}; expected a factory of vectors or "package.module:factory"'
     )
 
 

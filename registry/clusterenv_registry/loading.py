@@ -72,7 +72,7 @@ def require_module(module: str, name: str) -> None:
     """
     if importlib.util.find_spec(module) is None:
         raise MissingExtra(
-            f"{name!r} needs {module}, which is not installed for {_here()}: {_install(module)}"
+            f"{name!r} needs {module}, which is not installed for {here()}: {_install(module)}"
         )
 
 
@@ -101,7 +101,7 @@ def import_registering(module: str, name: str) -> None:
         importlib.import_module(module)
     except Exception as error:
         raise SourceError(
-            f"{name!r} asks for the module {module!r}, which {_here()} cannot import: "
+            f"{name!r} asks for the module {module!r}, which {here()} cannot import: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -133,7 +133,7 @@ def _imported(target: str) -> Callable[..., Any]:
     value: Any = sys.modules[module_name]
     for part in attribute.split("."):
         if not hasattr(value, part):
-            raise SourceError(f"the module {module_name!r} has no {attribute!r} for {_here()}")
+            raise SourceError(f"the module {module_name!r} has no {attribute!r} for {here()}")
         value = getattr(value, part)
     return _callable(value, target)
 
@@ -187,5 +187,6 @@ def _callable(value: object, target: str) -> Callable[..., Any]:
     return value
 
 
-def _here() -> str:
+def here() -> str:
+    """The interpreter and host, for messages."""
     return f"{sys.executable} on {socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""Find installed plugins and ask each for its environments; a broken one becomes data.
+"""Find installed plugins and ask each for its environments and backends; a broken one becomes data.
 
 Sole owner of the pluggy manager.
 """
@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 import pluggy
 
 from clusterenv_registry import hookspecs
-from clusterenv_registry.entry import Broken, Entry, check_name, source_of
+from clusterenv_registry.entry import Backend, Broken, Entry, backend_source, check_name, source_of
 from clusterenv_registry.errors import RegistrationError
 
 
@@ -24,6 +24,7 @@ class Plugins:
     """What the installed plugins offer, in the order of their names, and those that failed."""
 
     entries: tuple[Entry, ...]
+    backends: tuple[Backend, ...]
     broken: tuple[Broken, ...]
 
 
@@ -34,41 +35,52 @@ def installed() -> Plugins:
 
 
 def load(points: Iterable[EntryPoint]) -> Plugins:
-    """The environments of the plugins behind `points`, each loaded apart from the others."""
+    """What the plugins behind `points` offer, each loaded apart from the others."""
     entries: list[Entry] = []
+    backends: list[Backend] = []
     broken: list[Broken] = []
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     for owner, point in sorted(((_owner(point), point) for point in points), key=lambda pair: pair[0]):
         try:
-            entries.extend(_entries(manager, point, owner))
+            plugin = _registered(manager, point, owner)
+            envs = _answers(plugin, manager.hook.clusterenv_register_envs)
+            made = _answers(plugin, manager.hook.clusterenv_register_backends)
+            new_entries = [Entry(check_name(name), source_of(value), owner) for name, value in envs]
+            backends += [Backend(check_name(name), backend_source(value), owner) for name, value in made]
+            entries += new_entries
         except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin can raise anything; others must go on
             summary = f"{type(error).__name__}: {error}"
             broken.append(Broken(owner, summary, traceback=traceback.format_exc()))
-    return Plugins(tuple(entries), tuple(broken))
+    return Plugins(tuple(entries), tuple(backends), tuple(broken))
 
 
-def _entries(manager: pluggy.PluginManager, point: EntryPoint, owner: str) -> list[Entry]:
-    plugin = point.load()
+def _registered(manager: pluggy.PluginManager, point: EntryPoint, owner: str) -> object:
+    """The plugin, once it is sure that it implements no hook that does not exist."""
+    plugin: object = point.load()
     manager.register(plugin, name=owner)
     try:
         manager.check_pending()  # a misspelt hook would otherwise stay silent
     except pluggy.PluginValidationError:
         manager.unregister(plugin)
         raise
-    hook = manager.hook.clusterenv_register_envs
+    return plugin
+
+
+def _answers(plugin: object, hook: pluggy.HookCaller) -> list[tuple[str, object]]:
+    """Names and what they stand for, as this plugin answers one hook."""
     return [
-        Entry(check_name(name), source_of(value), owner)
+        pair
         for implementation in hook.get_hookimpls()
         if implementation.plugin is plugin
-        for name, value in _mapping(implementation.function()).items()
+        for pair in _mapping(implementation.function(), hook.name).items()
     ]
 
 
-def _mapping(answer: object) -> Mapping[str, object]:
+def _mapping(answer: object, hook: str) -> Mapping[str, object]:
     if isinstance(answer, Mapping):
         return answer
-    raise RegistrationError(f"clusterenv_register_envs returned {answer!r}; expected a mapping from names")
+    raise RegistrationError(f"{hook} returned {answer!r}; expected a mapping from names")
 
 
 def _owner(point: EntryPoint) -> str:

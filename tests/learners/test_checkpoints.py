@@ -96,5 +96,5 @@ def test_other_format_is_refused(tmp_path: Path, agent: Agent) -> None:
     }
     torch.save(content, tmp_path / "checkpoint.pt")
 
-    with pytest.raises(ConfigError, match="expected format 1, not 99"):
+    with pytest.raises(ConfigError, match="expected format 2, not 99"):
         Checkpoint.load(tmp_path / "checkpoint.pt")

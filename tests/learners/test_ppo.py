@@ -128,6 +128,20 @@ def test_stale_data_is_weighted_and_does_not_hold_the_policy_at_the_behaviour(ag
     assert gradients[0].abs().max() > 1e-3
 
 
+def test_stock_clipping_has_no_gradient_on_stale_rows_that_should_become_likelier(agent: Agent) -> None:
+    config = dataclasses.replace(CONFIG, normalize_advantages=False, clip_around="behaviour")
+    fresh = made_up_rollout(agent)
+    stale = dataclasses.replace(fresh, log_probs=fresh.log_probs - np.float32(np.log(1.5)))
+
+    samples = make_samples(agent, stale, config, None)
+    praised = dataclasses.replace(samples, advantages=torch.ones(len(samples)))
+
+    torch.testing.assert_close(samples.prox_log_probs, torch.from_numpy(stale.log_probs).flatten())
+    assert (samples.behaviour_weights == 1).all()
+    assert not policy_gradient(agent, praised, config).any()
+    assert policy_gradient(agent, make_samples(agent, fresh, config, None), config).any()
+
+
 def test_rows_that_are_not_valid_are_left_out(agent: Agent) -> None:
     valid = np.ones((6, 4), bool)
     valid[4:, 0] = valid[2, 3] = False

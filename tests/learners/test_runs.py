@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,10 @@ def rollout_with(returns: list[float]) -> Rollout:
 
 
 def stats_after(syncs: list[dict[str, int]]) -> dict[str, Any]:
-    workers = [{"sync_count": sum(reasons.values()), "syncs_by_reason": reasons} for reasons in syncs]
+    workers = [
+        {"sync_count": sum(reasons.values()), "syncs_by_reason": reasons, "kl": math.inf, "checks": 7}
+        for reasons in syncs
+    ]
     return {"workers": workers, "weight_bytes_sent": 1500, "check_bytes_sent": 70}
 
 
@@ -66,6 +70,9 @@ def test_run_folder_tells_all_about_the_run(tmp_path: Path, capsys: pytest.Captu
         rows[1] | {"updates": 2, "kl": 0.25, "syncs": 4, "broadcast_bytes": 1600, "value_loss": 0.25}
         == rows[1]
     )
+    assert rows[1]["rows_by_lag"] == {"0": 21}
+    assert rows[1]["check_bytes_sent"] == 70
+    assert rows[1]["workers"] == [{"kl": None, "checks": 7, "syncs_by_reason": reasons} for reasons in SYNCS]
     board = EventAccumulator(str(folder)).Reload()
     assert [(event.step, event.value) for event in board.Scalars("loss/value_loss")] == [
         (21, 0.5),

@@ -50,7 +50,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
             ],
         ),
         (
-            m.ActReply(policy=POLICY, num_final=0, infos=[], final_infos=[]),
+            m.ActReply(policy=POLICY, sample=0, num_final=0, infos=[], final_infos=[]),
             [np.zeros((2, 3), dtype=np.uint8), np.array([0, 1])],
         ),
         (

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from clusterenv.errors import ConnectError, LaunchError
-from clusterenv.transport import CONNECTION_VARIABLE, Connection, RunKeys
+from clusterenv.transport import Connection, RunKeys
+from clusterenv.worker_start import CONNECTION_VARIABLE
 
 
 @pytest.fixture

@@ -1,0 +1,136 @@
+"""What a worker process does before it imports the rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clusterenv.transport import Connection, RunKeys
+from clusterenv.worker_start import CONNECTION_VARIABLE
+from tests.processes import alive, wait_until
+
+ROOT = Path(__file__).parents[1]
+NOBODY = "tcp://127.0.0.1:9"
+SLEEPS = """
+import pathlib, time
+pathlib.Path(__file__).with_name("importing").touch()
+time.sleep(600)
+"""
+
+WHERE = """
+import sys
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from clusterenv.worker_start import keep_sockets_in
+
+keep_sockets_in(None if sys.argv[1] == "none" else Path(sys.argv[1]))
+print(get_temp_dir())
+"""
+
+
+def sockets_of(run_folder: Path | str, temp: Path) -> Path:
+    """Where a worker keeps its sockets, with a TMPDIR."""
+    words = [sys.executable, "-c", WHERE, str(run_folder)]
+    environ = {**os.environ, "TMPDIR": str(temp)}
+    done = subprocess.run(words, env=environ, capture_output=True, check=True, text=True)
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture
+def short() -> Path:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_sockets_are_in_the_folder_of_the_run(short: Path) -> None:
+    assert sockets_of(short, Path("/tmp")) == short
+    assert list(short.iterdir()) == []
+
+
+@pytest.mark.parametrize("run_folder", ["none", "long", "missing"])
+def test_sockets_are_in_a_folder_that_is_removed_where_that_of_the_run_cannot_hold_them(
+    run_folder: str, short: Path
+) -> None:
+    long = short / ("x" * 70)
+    long.mkdir()
+    used = sockets_of({"none": "none", "long": long, "missing": short / "missing"}[run_folder], short)
+    assert used.parent == short
+    assert not used.exists()
+
+
+def test_sockets_are_in_tmp_where_the_path_of_tmpdir_is_too_long(short: Path) -> None:
+    long = short / ("x" * 70)
+    long.mkdir()
+    assert sockets_of(long, long).parent == Path("/tmp")
+
+
+@pytest.fixture
+def slow_imports(short: Path) -> dict[str, str]:
+    """Variables with which torch takes ten minutes to import."""
+    (short / "torch.py").write_text(SLEEPS)
+    path = os.pathsep.join([str(short), str(ROOT), str(ROOT / "registry")])
+    return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(short)}
+
+
+@pytest.fixture
+def worker(short: Path, slow_imports: dict[str, str]) -> Iterator[subprocess.Popen]:
+    """One that looks for a head where there is none, its connection in its environment."""
+    connection = Connection.for_worker(RunKeys.generate(), 1, [NOBODY])
+    words = [sys.executable, "-m", "clusterenv", "worker", "--rank", "0"]
+    with subprocess.Popen(words, env=slow_imports | connection.to_env(), cwd=short) as process:
+        yield process
+        process.kill()
+
+
+def forkserver_of(process: subprocess.Popen) -> psutil.Process:
+    """The forkserver of a worker, once it is there."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        children = psutil.Process(process.pid).children()
+        found[:] = [child for child in children if "forkserver" in " ".join(child.cmdline())]
+        return bool(found)
+
+    wait_until(is_there)
+    return found[0]
+
+
+@pytest.mark.process
+def test_forkserver_has_no_key_and_one_thread(worker: subprocess.Popen) -> None:
+    environ = forkserver_of(worker).environ()
+    assert CONNECTION_VARIABLE not in environ
+    assert environ["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.process
+def test_forkserver_ends_with_its_worker_while_it_still_imports(
+    worker: subprocess.Popen, short: Path
+) -> None:
+    server = forkserver_of(worker)
+    wait_until((short / "importing").exists)
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: not alive([server.pid]))
+
+
+@pytest.mark.process
+def test_worker_that_cannot_read_its_connection_leaves_nothing(
+    short: Path, slow_imports: dict[str, str]
+) -> None:
+    folder = short / "run"
+    folder.mkdir(mode=0o700)
+    file = folder / "connection.json"
+    file.touch(mode=0o600)
+    words = [sys.executable, "-m", "clusterenv", "worker", "--rank", "0", "--connection", str(file)]
+    done = subprocess.run(words, env=slow_imports, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "does not hold a connection" in done.stderr
+    assert list(folder.iterdir()) == [file]
+    assert not [child for child in psutil.process_iter(["cwd"]) if child.info["cwd"] == str(folder)]
