@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from clusterenv_procgen.env import ProcgenEnv
 from clusterenv_procgen.games import Games
 from clusterenv_procgen.library import Arrays, Handle
 from clusterenv_procgen.options import GAMES, Options, game_of
 from clusterenv_procgen.vector import ProcgenVectorEnv
-from gymnasium.vector import AutoresetMode
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 NOTHING = 4  # the action of a game that is told to end its level
 SOME_GAMES = ("coinrun", "caveflyer", "leaper", "starpilot")
@@ -43,7 +45,7 @@ def actions_for(steps: int, n: int, seed: int = 0) -> np.ndarray:
 def test_every_row_is_the_game_that_the_bare_library_plays(game: str, options: dict[str, object]) -> None:
     arrays = Arrays(1)
     bare = Handle(arrays, range(1), Options.of(options).for_library(game), rand_seed=12)
-    env = ProcgenVectorEnv(game, 2, **options)
+    env = ProcgenVectorEnv(game, 2, autoreset_mode=AutoresetMode.SAME_STEP, **options)
     obs, infos = env.reset(seed=11)
     assert np.array_equal(obs[1], arrays.obs[0])
     ends = 0
@@ -54,8 +56,10 @@ def test_every_row_is_the_game_that_the_bare_library_plays(game: str, options: d
         assert np.array_equal(obs[1], arrays.obs[0])
         assert rewards[1] == arrays.rewards[0]
         assert (terminations[1] or truncations[1]) == arrays.first[0]
-        for name in ("level_seed", "prev_level_seed", "prev_level_complete"):
-            assert infos[name][1] == getattr(arrays, name)[0], name
+        assert infos["level_seed"][1] == arrays.level_seed[0]
+        played = infos["final_info"] if arrays.first[0] else infos
+        assert played["prev_level_seed"][1] == arrays.prev_level_seed[0]
+        assert played["prev_level_complete"][1] == arrays.prev_level_complete[0]
         ends += arrays.first[0]
     assert ends or env.time_limit > 1100
     env.close()
@@ -84,17 +88,17 @@ def test_last_observation_is_what_the_game_looks_like_before_its_next_level(game
     ("game", "time_limit"), [("maze", 500), ("coinrun", 1000), ("procgen-leaper-v0", 500)]
 )
 def test_time_limit_truncates_and_does_not_terminate(game: str, time_limit: int) -> None:
-    env = ProcgenVectorEnv(game, 1, distribution_mode="hard", rand_seed=1)
+    mode = AutoresetMode.SAME_STEP
+    env = ProcgenVectorEnv(game, 1, distribution_mode="hard", rand_seed=1, autoreset_mode=mode)
     assert env.time_limit == time_limit
-    env.reset()
+    level = env.reset()[1]["level_seed"][0]
     for step in range(1, time_limit + 1):
-        before = env.step(np.array([NOTHING]))
-        assert (before[2][0], before[3][0]) == (False, step == time_limit)
-    infos = before[4]
-    assert infos["final_obs"][0].shape == (64, 64, 3)
-    assert infos["final_info"]["level_seed"][0] == infos["prev_level_seed"][0] != infos["level_seed"][0]
-    assert not np.array_equal(infos["final_obs"][0], before[0][0])
+        obs, _, terminations, truncations, infos = env.step(np.array([NOTHING]))
+        assert (terminations[0], truncations[0]) == (False, step == time_limit)
+    assert infos["final_info"]["level_seed"][0] == level != infos["level_seed"][0]
+    assert not np.array_equal(infos["final_obs"][0], obs[0])
     assert not env.step(np.array([NOTHING]))[3][0]
+    env.close()
 
 
 @pytest.mark.parametrize("game", SOME_GAMES)
@@ -122,48 +126,51 @@ def test_trajectories_do_not_depend_on_rows_and_threads(game: str) -> None:
             assert all(np.array_equal(a, b) for a, b in zip(seen, wanted, strict=True))
 
 
-@pytest.mark.parametrize("game", SOME_GAMES)
-def test_modes_of_autoreset_show_the_same_episodes(game: str) -> None:
-    table = np.random.default_rng(1).integers(0, 15, (2, 2000))
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [(game, {"distribution_mode": "easy"}) for game in SOME_GAMES]
+    + [("fruitbot", {"use_sequential_levels": True, "num_levels": 3})],
+)
+def test_vector_does_what_gymnasiums_own_does(
+    game: str, options: dict[str, object], mode: AutoresetMode
+) -> None:
+    ours = ProcgenVectorEnv(game, 3, num_threads=2, autoreset_mode=mode, **options)
+    theirs = SyncVectorEnv([lambda: ProcgenEnv(game, **options)] * 3, autoreset_mode=mode)
+    assert data_equivalence(ours.reset(seed=[5, 6, 7]), theirs.reset(seed=[5, 6, 7]))
+    endings = 0
+    for actions in actions_for(1100, 3):
+        mine, wanted = ours.step(actions), theirs.step(actions)
+        assert data_equivalence(mine, wanted, exact=True)
+        ended = mine[2] | mine[3]
+        endings += ended.sum()
+        if mode is AutoresetMode.DISABLED and ended.any():
+            with pytest.raises(RuntimeError, match="have ended: reset them"):
+                ours.step(actions)
+            resets = [envs.reset(options={"reset_mask": ended}) for envs in (ours, theirs)]
+            assert np.array_equal(resets[0][0], resets[1][0])
+            for name in ("level_seed", "prev_level_seed", "prev_level_complete", "_level_seed"):
+                assert np.array_equal(resets[0][1][name][ended], resets[1][1][name][ended])
+    assert endings
+    ours.close()
+    theirs.close()
 
-    def episodes(mode: AutoresetMode) -> list[list[list[np.ndarray]]]:
-        """Of each row the observations of each episode, with the last one; the unfinished one left out."""
-        env = ProcgenVectorEnv(game, 2, autoreset_mode=mode, distribution_mode="easy")
-        assert env.metadata["autoreset_mode"] is mode
-        obs, _ = env.reset(seed=5)
-        rows, taken = [[[obs[row]]] for row in range(2)], [0, 0]
-        ended = np.zeros(2, np.bool_)
-        while max(taken) < 1200:
-            actions = np.array([table[row, taken[row]] for row in range(2)])
-            obs, rewards, terminations, truncations, infos = env.step(actions)
-            begun, ended = ended, terminations | truncations
-            for row in range(2):
-                if mode is AutoresetMode.NEXT_STEP and begun[row]:
-                    assert (rewards[row], ended[row]) == (0.0, False)
-                    rows[row].append([obs[row]])
-                    continue
-                taken[row] += 1
-                same_step = mode is AutoresetMode.SAME_STEP and ended[row]
-                rows[row][-1].append(infos["final_obs"][row] if same_step else obs[row])
-                if same_step:
-                    rows[row].append([obs[row]])
-            if mode is AutoresetMode.DISABLED and ended.any():
-                with pytest.raises(RuntimeError, match="have ended: reset them"):
-                    env.step(actions)
-                obs, _ = env.reset(options={"reset_mask": ended})
-                for row in np.flatnonzero(ended):
-                    rows[row].append([obs[row]])
-        env.close()
-        return [row[:-1] for row in rows]
 
-    expected = episodes(AutoresetMode.SAME_STEP)
-    assert max(map(len, expected)) >= 1
-    for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED):
-        for row, wanted_row in zip(episodes(mode), expected, strict=True):
-            assert abs(len(row) - len(wanted_row)) <= 1
-            for seen, wanted in zip(row, wanted_row, strict=False):
-                assert len(seen) == len(wanted)
-                assert all(np.array_equal(a, b) for a, b in zip(seen, wanted, strict=True))
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_rows_may_be_stepped_apart(mode: AutoresetMode) -> None:
+    whole, parts = (
+        ProcgenVectorEnv("starpilot", 3, autoreset_mode=mode, distribution_mode="easy") for _ in range(2)
+    )
+    whole.reset(seed=1)
+    parts.reset(seed=1)
+    for actions in actions_for(400, 3):
+        wanted = whole.step(actions)
+        for rows in (np.array([0, 2]), np.array([1])):
+            seen = parts.step_rows(actions[rows], rows)
+            assert all(np.array_equal(a, b[rows]) for a, b in zip(seen[:4], wanted[:4], strict=True))
+            assert np.array_equal(seen[4]["level_seed"], wanted[4]["level_seed"][rows])
+    whole.close()
+    parts.close()
 
 
 @pytest.mark.parametrize("game", ["fruitbot", "heist"])

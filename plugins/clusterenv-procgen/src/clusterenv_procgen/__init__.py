@@ -13,6 +13,12 @@ __all__ = ["GAMES", "normalized_score"]
 
 
 @hookimpl
+def clusterenv_register_backends() -> dict[str, str]:
+    """Vectors of games: `procgen:coinrun`, or `procgen:procgen-coinrun-v0`, and the other 15."""
+    return {"procgen": "clusterenv_procgen.vector:make"}
+
+
+@hookimpl
 def clusterenv_register_envs() -> dict[str, str]:
     """Single games, to be wrapped: `procgen-coinrun-v0` and the other 15."""
     return {id_of(game): f"clusterenv_procgen.env:{game}" for game in GAMES}

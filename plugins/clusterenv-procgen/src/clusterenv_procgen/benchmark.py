@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -27,7 +28,7 @@ Step = Callable[[NDArray[np.int64]], object]
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print a line for each game and kind of loop."""
+    """Write a line for each game and kind of loop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--games", nargs="+", default=["coinrun"], choices=GAMES, metavar="GAME")
     parser.add_argument("--num-envs", type=int, default=64)
@@ -35,10 +36,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200, help="of each environment in a turn")
     parser.add_argument("--turns", type=int, default=7)
     words = parser.parse_args(argv)
-    print("game        loop      steps/s   of library [range]    steps/CPU s   of library [range]")
+    sys.stdout.write("game        loop      steps/s  of library [range]    steps/CPU s  of library [range]\n")
     for game in words.games:
         for line in measured(game, words.num_envs, words.num_threads, words.steps, words.turns):
-            print(line, flush=True)
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
 
 
 def measured(game: str, num_envs: int, num_threads: int, steps: int, turns: int) -> list[str]:
@@ -91,7 +93,8 @@ def _seconds(step: Step, actions: NDArray[np.int64]) -> NDArray[np.float64]:
     began = np.array([time.perf_counter(), time.process_time()])
     for row in actions:
         step(row)
-    return np.array([time.perf_counter(), time.process_time()]) - began
+    taken: NDArray[np.float64] = np.array([time.perf_counter(), time.process_time()]) - began
+    return taken
 
 
 def _cells(rates: list[NDArray[np.float64]], bare: list[NDArray[np.float64]]) -> str:
@@ -99,7 +102,7 @@ def _cells(rates: list[NDArray[np.float64]], bare: list[NDArray[np.float64]]) ->
     for clock in range(2):
         ratios = [one[clock] / other[clock] for one, other in zip(rates, bare, strict=True)]
         rate = statistics.median(one[clock] for one in rates)
-        cells += f"{rate:9,.0f}   {statistics.median(ratios):.3f} [{min(ratios):.3f}-{max(ratios):.3f}]    "
+        cells += f"{rate:9,.0f}  {statistics.median(ratios):.3f} [{min(ratios):.3f}-{max(ratios):.3f}]    "
     return cells.rstrip()
 
 

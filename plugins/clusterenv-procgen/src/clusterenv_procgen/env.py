@@ -65,7 +65,7 @@ class ProcgenEnv(gym.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """At the start of the next episode; with a seed, of the first in the sequence of that seed."""
         super().reset(seed=seed)
-        self._games.begin_anew(0, None if seed is None else int(seed))
+        self._games.begin(0, None if seed is None else int(seed))
         self._terminated = False
         return self._games.arrays.obs[0].copy(), self._info()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,35 +76,30 @@ class Games:
         """How many games."""
         return len(self._games)
 
-    def step(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """All games have taken a step; which have terminated and which are at their time limit, [n] each."""
-        self._act(self._handles)
-        return self._ended(slice(None))
-
-    def step_rows(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """The games of `rows` [k] have taken a step, the others have not; the flags are [n]."""
+    def step(
+        self, rows: NDArray[np.integer[Any]] | None = None
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """The games of `rows`, or all, have taken a step; which have terminated, which are at their limit."""
+        if rows is None:
+            self._act(self._handles)
+            return self._ended(slice(None))
         self._act([self._handles[row] for row in rows])
         return self._ended(rows)
 
-    def begin(self, row: int) -> None:
-        """The game is at the start of an episode, the next one unless it is `fresh`."""
-        if not self.fresh[row]:
-            self.arrays.actions[row] = -1
-            self._games[row].act()
-        self.arrays.rewards[row] = 0.0
-        self.arrays.prev_level_complete[row] = False
-        self.fresh[row] = False
-        self._elapsed[row] = 0
-
-    def begin_anew(self, row: int, seed: int | None) -> None:
-        """As `begin`, with a seed in a new sequence of levels; nothing is said of a level before."""
+    def begin(self, row: int, seed: int | None = None) -> None:
+        """The game is at the start of an episode: with a seed, of the first in the sequence of that seed."""
         if seed is not None:
             self._games[row].close()
             self._games[row] = self._made(row, seed)
             self._handles[row] = self._games[row].handle
-            self.fresh[row] = True
-        self.begin(row)
+        elif not self.fresh[row]:
+            self.arrays.actions[row] = -1
+            self._games[row].act()
+        self.arrays.rewards[row] = 0.0
         self.arrays.prev_level_seed[row] = self.arrays.level_seed[row]
+        self.arrays.prev_level_complete[row] = False
+        self.fresh[row] = False
+        self._elapsed[row] = 0
 
     def paint(self) -> None:
         """The frames are of what is in the arrays now."""
@@ -142,15 +138,15 @@ class Games:
     def _act_all(self, handles: Iterator[Address]) -> None:
         deque(map(self._act_one, handles), maxlen=0)
 
-    def _ended(self, rows: NDArray[np.intp] | slice) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _ended(self, rows: NDArray[np.integer[Any]] | slice) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         terminated = np.zeros(len(self), np.bool_)
+        truncated = np.zeros(len(self), np.bool_)
         terminated[rows] = self.arrays.first[rows]
         self.fresh[rows] = terminated[rows]
         self._elapsed[rows] += 1
         if self._sequential:
             self._elapsed[self.arrays.prev_level_complete] = 0
-        truncated = self._elapsed >= self.time_limit
-        truncated &= ~terminated
+        truncated[rows] = (self._elapsed[rows] >= self.time_limit) & ~terminated[rows]
         if truncated.any():
             self.final_obs[truncated] = self.arrays.obs[truncated]
         return terminated, truncated

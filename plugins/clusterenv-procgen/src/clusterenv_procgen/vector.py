@@ -17,16 +17,14 @@ from clusterenv_procgen.options import GAMES, NUM_ACTIONS, Options, game_of
 
 Flags = NDArray[np.bool_]
 Pixels = NDArray[np.uint8]
-_INFOS = ("level_seed", "prev_level_seed", "prev_level_complete")
+_INFOS = {"level_seed": np.int64, "prev_level_seed": np.int64, "prev_level_complete": np.bool_}
 
 
 class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]):
     """n games of one kind; observations are pixels [n, 64, 64, 3], actions [n] of 0 to 14.
 
-    Row i has the same trajectory as `ProcgenEnv` has with the seed of row i and the same actions, whatever
-    the number of rows and threads. `infos` are those of `ProcgenEnv`, batched; in SAME_STEP those of a row
-    that has ended say which level it ended and whether that was solved, as Procgen's own do. All modes of
-    autoreset are there, and the last observation of an episode is the true one in each.
+    It does what Gymnasium's `SyncVectorEnv` does with n `ProcgenEnv`, row by row, infos included, whatever
+    the number of rows and threads. The last observation of an episode is the true one in each mode.
     """
 
     def __init__(
@@ -37,7 +35,7 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
         num_threads: int = 1,
         render_mode: str | None = None,
         rand_seed: int | None = None,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         copy: bool = True,
         **options: Any,
     ) -> None:
@@ -67,6 +65,7 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
             "render_modes": ["rgb_array"],
             "render_fps": 15,
             "autoreset_mode": self.autoreset_mode,
+            "reset_mask": True,
         }
         self.single_observation_space = observation_space()
         self.single_action_space = Discrete(NUM_ACTIONS)
@@ -107,40 +106,28 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
             )
         seeds = self._seeds(seed)
         for row in np.flatnonzero(mask).tolist():
-            self._games.begin_anew(row, seeds[row])
+            self._games.begin(row, seeds[row])
         self._ended[mask] = False
         return self._seen(self._ended & self._games.fresh), self._infos(mask)
 
     def step(
         self, actions: NDArray[np.integer[Any]]
-    ) -> tuple[Pixels, NDArray[np.float32], Flags, Flags, dict[str, Any]]:
+    ) -> tuple[Pixels, NDArray[np.float64], Flags, Flags, dict[str, Any]]:
         """One step of all rows, in the mode.
 
         Raises:
             ValueError: if an action is not one of 0 to 14, or there are not n; no game has moved.
             RuntimeError: if a row has ended and the mode is DISABLED; no game has moved.
         """
-        actions = np.asarray(actions)
-        if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
-            raise ValueError(
-                f"actions are {actions.dtype} {list(actions.shape)}; expected whole numbers [{self.num_envs}]"
-            )
-        if actions.min() < 0 or actions.max() >= NUM_ACTIONS:
-            raise ValueError(f"actions are {actions.tolist()}; expected numbers from 0 to {NUM_ACTIONS - 1}")
-        self._refuse_ended()
-        games = self._games
-        games.arrays.actions[:] = actions
-        begun = self._ended if self._ended.any() else None  # in NEXT_STEP only; their actions are ignored
-        terminations, truncations = self._moved(begun)
-        rewards = games.arrays.rewards.copy()
-        if begun is not None:
-            rewards[begun] = 0.0
-        ended = terminations | truncations
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            infos = self._begin_with_finals(np.flatnonzero(ended).tolist(), terminations)
-            return self._seen(), rewards, terminations, truncations, infos
-        self._ended = ended
-        return self._seen(terminations), rewards, terminations, truncations, self._infos(over=terminations)
+        return self._step(actions, np.arange(self.num_envs))
+
+    def step_rows(
+        self, actions: NDArray[np.integer[Any]], rows: NDArray[np.integer[Any]]
+    ) -> tuple[Pixels, NDArray[np.float64], Flags, Flags, dict[str, Any]]:
+        """As `step`, of the k ascending `rows` alone, with k actions; all that is returned has k rows."""
+        obs, rewards, terminations, truncations, infos = self._step(actions, rows)
+        infos = _of_rows(infos, rows)
+        return obs[rows], rewards[rows], terminations[rows], truncations[rows], infos
 
     def render(self) -> tuple[Pixels, ...] | None:
         """The frames [512, 512, 3] of what is seen now, in the order of the rows; None without a render mode.
@@ -156,27 +143,38 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
         """All games and threads are gone."""
         self._games.close()
 
-    def _moved(self, begun: Flags | None) -> tuple[Flags, Flags]:
-        if begun is None:
-            return self._games.step()
-        for row in np.flatnonzero(begun).tolist():
-            self._games.begin(row)
-        return self._games.step_rows(np.flatnonzero(~begun))
+    def _step(
+        self, actions: NDArray[np.integer[Any]], rows: NDArray[np.integer[Any]]
+    ) -> tuple[Pixels, NDArray[np.float64], Flags, Flags, dict[str, Any]]:
+        """The rows have moved; all that is returned has n rows."""
+        actions = np.asarray(actions)
+        self._refuse(actions, rows)
+        games = self._games
+        games.arrays.actions[rows] = actions
+        begun = rows[self._ended[rows]]  # in NEXT_STEP only; their actions are ignored
+        for row in begun.tolist():
+            games.begin(row)
+        self._ended[begun] = False
+        moved = np.setdiff1d(rows, begun) if len(begun) else rows
+        terminations, truncations = games.step(None if len(moved) == self.num_envs else moved)
+        ended = terminations | truncations
+        rewards = games.arrays.rewards.astype(np.float64)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            infos = self._begin_with_finals(np.flatnonzero(ended).tolist(), terminations)
+            return self._seen(), rewards, terminations, truncations, infos
+        self._ended |= ended
+        return self._seen(terminations), rewards, terminations, truncations, self._infos(over=terminations)
 
     def _begin_with_finals(self, rows: list[int], terminations: Flags) -> dict[str, Any]:
         """The rows are in their next episodes; the infos have what was last seen of those before."""
-        games = self._games
-        if not rows:
-            return self._infos()
         finals: dict[str, Any] = {}
-        last = self._infos(over=terminations)
-        complete = games.arrays.prev_level_complete.copy()
-        for row in rows:
-            final_info = {name: last[name][row] for name in _INFOS}
-            final_obs = games.final_obs[row].copy()
-            finals = self._add_info(finals, {"final_obs": final_obs, "final_info": final_info}, row)
-            games.begin(row)
-        games.arrays.prev_level_complete[:] = complete
+        if rows:
+            last = self._infos(over=terminations)
+            for row in rows:
+                final_info = {name: last[name][row].item() for name in _INFOS}
+                final_obs = self._games.final_obs[row].copy()
+                finals = self._add_info(finals, {"final_obs": final_obs, "final_info": final_info}, row)
+                self._games.begin(row)
         return {**finals, **self._infos()}
 
     def _seen(self, over: Flags | None = None) -> Pixels:
@@ -191,17 +189,22 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
     def _infos(self, mask: Flags | None = None, over: Flags | None = None) -> dict[str, Any]:
         """The infos of the rows of `mask`, or all; rows that are `over` are seen in their last level."""
         infos: dict[str, Any] = {}
-        for name in _INFOS:
-            infos[name] = getattr(self._games.arrays, name).copy()
+        for name, dtype in _INFOS.items():
+            infos[name] = getattr(self._games.arrays, name).astype(dtype)
             infos[f"_{name}"] = np.ones(self.num_envs, np.bool_) if mask is None else mask.copy()
         if over is not None:
             infos["level_seed"][over] = infos["prev_level_seed"][over]
         return infos
 
-    def _refuse_ended(self) -> None:
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended.any():
-            rows = np.flatnonzero(self._ended).tolist()
-            raise RuntimeError(f'rows {rows} have ended: reset them with options={{"reset_mask": mask}}')
+    def _refuse(self, actions: NDArray[Any], rows: NDArray[np.integer[Any]]) -> None:
+        if actions.shape != rows.shape or actions.dtype.kind not in "iu":
+            seen = f"{actions.dtype} {list(actions.shape)}"
+            raise ValueError(f"actions are {seen}; expected whole numbers [{len(rows)}]")
+        if actions.min() < 0 or actions.max() >= NUM_ACTIONS:
+            raise ValueError(f"actions are {actions.tolist()}; expected numbers from 0 to {NUM_ACTIONS - 1}")
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._ended[rows].any():
+            ended = rows[self._ended[rows]].tolist()
+            raise RuntimeError(f'rows {ended} have ended: reset them with options={{"reset_mask": mask}}')
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
         if seed is None:
@@ -214,10 +217,12 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
 
 
 def make(env_name: str, num_envs: int, *, num_threads: int, **env_kwargs: Any) -> ProcgenVectorEnv:
-    """The backend's shard of n games; `env_kwargs` are those of `ProcgenVectorEnv`."""
-    return ProcgenVectorEnv(env_name, num_envs, num_threads=num_threads, **env_kwargs)
+    """The backend's vector of n games; `env_kwargs` are those of `ProcgenVectorEnv`."""
+    return ProcgenVectorEnv(env_name, num_envs, num_threads=num_threads, **{"copy": False, **env_kwargs})
 
 
-def env_names() -> list[str]:
-    """What can stand after `procgen:`."""
-    return list(GAMES)
+make.env_names = lambda: list(GAMES)  # type: ignore[attr-defined]
+
+
+def _of_rows(infos: dict[str, Any], rows: NDArray[np.integer[Any]]) -> dict[str, Any]:
+    return {name: _of_rows(of, rows) if isinstance(of, dict) else of[rows] for name, of in infos.items()}
