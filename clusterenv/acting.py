@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,9 @@ from clusterenv.layout import SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
-from clusterenv.policy_sync import sample_size
+from clusterenv.policy_sync import compares, prototype_rows, sample_size
 from clusterenv.rollout import Rollout, assemble
+from clusterenv.sync_config import PROTOTYPE
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
@@ -143,7 +145,7 @@ class Acting:
                 for e in message.episodes
             ],
         )
-        rows = self._rows(peer, fragment.valid.reshape(-1), message.fragment)
+        rows = self._rows(peer, fragment.valid, message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
         self._samples[peer.rank] = Sample(
             message.fragment,
@@ -154,9 +156,11 @@ class Acting:
         return fragment
 
     def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
-        """The sampled rows that the worker finds too."""
+        """The sampled rows of [T, n] that the worker finds too."""
+        if self._config.sync.startswith(PROTOTYPE):
+            return prototype_rows(*valid.shape, back=0)
         return native.sample_rows(
-            valid,
+            valid.reshape(-1),
             sample_size(self._config.n_ref, len(self._head.peers)),
             seed=peer.welcome.noise_seed,
             rank=peer.rank,
@@ -171,7 +175,7 @@ class Acting:
         self._acts += 1
         samples = {}
         for peer in self._lagging(snapshot.version):
-            rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), self._acts)
+            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), self._acts)
             leaves = [leaf[rows] for leaf in obs[peer.rank]]
             samples[peer.rank] = Sample(self._acts, leaves, [], peer.first_env + rows)
         references = self._references(snapshot.version, samples, self._samples)
@@ -264,11 +268,22 @@ class Acting:
     def _references(
         self, version: int, samples: Mapping[int, Sample], taken: Mapping[int, Sample]
     ) -> References:
-        """What version v says on each lagging worker's sample, all evaluated in one batch.
+        """What version v says on each lagging worker's sample, and what it took to find out."""
+        started = time.perf_counter()
+        references = self._evaluated(version, samples, taken)
+        self._head.checks_sent += len(references)
+        self._head.check_bytes_sent += sum(said.nbytes for _, said in references.values())
+        self._head.check_s += time.perf_counter() - started if references else 0.0
+        return references
+
+    def _evaluated(
+        self, version: int, samples: Mapping[int, Sample], taken: Mapping[int, Sample]
+    ) -> References:
+        """What version v says on each lagging worker's sample, all in one batch.
 
         θ_v on `samples` where the agent has a closed form; else log π_v of what was done in `taken`.
         """
-        lagging = self._lagging(version) if self._config.sync == "adaptive" else []
+        lagging = self._lagging(version) if compares(self._config.sync) else []
         asked = {peer.rank: samples[peer.rank] for peer in lagging if peer.rank in samples}
         assert self._adapter is not None
         adapter = self._adapter[1]
@@ -304,7 +319,6 @@ class Acting:
             part = np.ascontiguousarray(said[start : start + rows], dtype=np.float32)
             references[rank] = (reference, part)
             start += rows
-            self._head.check_bytes_sent += part.nbytes
         return references
 
     def _lagging(self, version: int) -> list[Peer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,18 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import native
+from clusterenv.auto_threshold import AutoThreshold, fraction_outside, log_ratios
 from clusterenv.batches import ActBatch, Buffer, Fragment
 from clusterenv.commands import Command, Done, Evaluate, EvaluateBatch, LoadState
-from clusterenv.config import SyncConfig
 from clusterenv.distributions import Family, Kind
 from clusterenv.policy_sync import (
     Decision,
     ReferenceSamples,
     SyncReason,
     decide,
-    mean_divergence,
+    divergence_of,
+    prototype_rows,
     sample_size,
 )
+from clusterenv.sync_config import PROTOTYPE, SyncConfig
 from clusterenv.transport import messages as m
 
 Said = NDArray[np.float32]
@@ -43,6 +46,8 @@ class BehaviourPolicy:
         self._forced = False
         self._kl = 0.0
         self._checks = 0
+        self._check_s = 0.0
+        self._auto: AutoThreshold | None = None
         self._syncs_by_reason: dict[str, int] = {}
         self._fragment = 0
         self._samples = ReferenceSamples()
@@ -51,6 +56,7 @@ class BehaviourPolicy:
     def start(self, welcome: m.Welcome) -> None:
         """The head's rule for pulls is known."""
         self._welcome = welcome
+        self._auto = AutoThreshold() if welcome.auto_threshold else None
 
     def info(self) -> m.PolicyInfo:
         """What travels with each batch."""
@@ -60,7 +66,16 @@ class BehaviourPolicy:
             sync_count=sum(self._syncs_by_reason.values()),
             syncs_by_reason=dict(self._syncs_by_reason),
             checks=self._checks,
+            check_s=self._check_s,
+            kl_threshold=self._kl_threshold,
         )
+
+    @property
+    def _kl_threshold(self) -> float:
+        """In force now."""
+        if self._auto is not None:
+            return self._auto.value
+        return math.inf if self._welcome is None else self._welcome.kl_threshold
 
     def forget(self) -> None:
         """Another agent comes, whose versions and distributions are not comparable."""
@@ -77,7 +92,7 @@ class BehaviourPolicy:
     def keep_sample(self, fragment: Fragment) -> int:
         """The number of this fragment, under which a later comparison finds what the policy said there."""
         self._fragment += 1
-        rows = self._sampled(fragment.valid.reshape(-1), self._fragment)
+        rows = self._sampled_of(fragment)
         family, said = fragment.family, fragment.params
         if family is None or said is None:
             family, said = None, fragment.log_probs
@@ -124,8 +139,18 @@ class BehaviourPolicy:
         """θ_u on the sampled rows of the current observations; None when it cannot be compared."""
         if batch.params is None or batch.family != _family(reference):
             return None
+        assert self._welcome is not None
+        if self._welcome.sync.startswith(PROTOTYPE):
+            return batch.params
         theta: Said = batch.params[self._sampled(np.ones(len(batch.params), np.bool_), reference.sample)]
         return theta
+
+    def _sampled_of(self, fragment: Fragment) -> NDArray[np.int64]:
+        """The rows of a fragment that are compared later."""
+        assert self._welcome is not None
+        if self._welcome.sync.startswith(PROTOTYPE):
+            return prototype_rows(*fragment.valid.shape, back=1)
+        return self._sampled(fragment.valid.reshape(-1), self._fragment)
 
     def _sampled(self, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
         """The rows that the head samples too."""
@@ -144,10 +169,19 @@ class BehaviourPolicy:
         divergence = None
         if said_u is not None and len(said_u) == reference.rows:
             said_v = np.frombuffer(frame, dtype=np.float32).reshape(said_u.shape)
-            divergence = mean_divergence(_family(reference), said_u, said_v)
-            self._checks += 1
-            self._kl = divergence
+            divergence = self._divergence(_family(reference), said_u, said_v)
         self._settle(version, divergence, act)
+
+    def _divergence(self, family: Family | None, said_u: Said, said_v: Said) -> float:
+        assert self._welcome is not None
+        started = time.perf_counter()
+        divergence = divergence_of(self._welcome.sync, family, said_u, said_v)
+        if self._auto is not None and math.isfinite(divergence):
+            self._auto.observe(divergence, fraction_outside(log_ratios(family, said_u, said_v)))
+        self._check_s += time.perf_counter() - started
+        self._checks += 1
+        self._kl = divergence
+        return divergence
 
     def _settle(self, version: int, divergence: float | None, act: Act) -> None:
         decision = self._decide(version, divergence)
@@ -164,7 +198,7 @@ class BehaviourPolicy:
         assert welcome is not None
         return decide(
             SyncConfig(
-                kl_threshold=welcome.kl_threshold,
+                kl_threshold=self._kl_threshold,
                 max_lag=welcome.max_lag,
                 max_age_s=welcome.max_age_s,
                 min_interval=welcome.min_interval,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 from gymnasium.vector import AutoresetMode
@@ -18,13 +18,13 @@ from clusterenv.checks import (
     check_port_range,
     folder,
     is_int,
-    is_number,
     one_line,
     one_of,
     positive,
     unknown_key,
 )
 from clusterenv.errors import ConfigError
+from clusterenv.sync_config import AUTO_START, SyncConfig, check_sync, check_threshold
 
 WORKER_LOSS_POLICIES = ("restart", "drop", "raise")
 SHORTEST_LEASE_S = 0.5
@@ -48,18 +48,6 @@ RESERVED_DIRECTIVES = frozenset(
     }
 )
 """Options of sbatch that would break what ClusterEnv does with its jobs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyncConfig:
-    """When a worker pulls weights (AAPS)."""
-
-    kl_threshold: float = 0.05
-    max_lag: int = 8
-    max_age_s: float = math.inf
-    min_interval: int = 1
-    sync: str = "adaptive"
-    n_ref: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +75,9 @@ class EnvConfig:
     and the single space, that takes the place of what the environments say."""
     batch_size: int | None = None
     """Environments that one `recv` returns; none: all."""
-    kl_threshold: float = 0.05
-    """Nats: a worker pulls weights when its mean KL from the learner's policy exceeds this."""
+    kl_threshold: float | Literal["auto"] = 0.05
+    """Nats: a worker pulls weights when its mean KL from the learner's policy exceeds this; "auto": each
+    worker finds the threshold at which a quarter of the importance ratios is outside PPO's clip."""
     n_ref: int = 64
     """States that each worker samples for the KL."""
     max_lag: int = 8
@@ -129,8 +118,7 @@ class EnvConfig:
         at_least("max_message_bytes", self.max_message_bytes, 1 << 16, 1 << 46)
         if self.seed is not None and not (is_int(self.seed) and self.seed >= 0):
             raise ConfigError("seed", self.seed, "a whole number from 0, or None")
-        if not (is_number(self.kl_threshold) and self.kl_threshold >= 0):  # refuses NaN too
-            raise ConfigError("kl_threshold", self.kl_threshold, "a number of nats from 0 (inf never pulls)")
+        check_threshold(self.kl_threshold)
         for name in ("max_age_s", "lease_s", "connect_timeout_s", "setup_timeout_s", "step_timeout_s"):
             positive(name, getattr(self, name))
         if self.lease_s < SHORTEST_LEASE_S:
@@ -149,10 +137,7 @@ class EnvConfig:
             raise ConfigError("wrappers", self.wrappers, "a list of callables that take an environment")
         one_of("api", self.api, ("gymnasium", "gym"))
         one_of("on_worker_loss", self.on_worker_loss, WORKER_LOSS_POLICIES)
-        if not isinstance(self.sync, str) or not re.fullmatch(
-            r"adaptive|every|interval:[1-9]\d*|broadcast|never", self.sync
-        ):
-            raise ConfigError("sync", self.sync, '"adaptive", "every", "interval:k", "broadcast" or "never"')
+        check_sync(self.sync)
         try:
             if self.autoreset_mode is not None:
                 object.__setattr__(self, "autoreset_mode", AutoresetMode(self.autoreset_mode))
@@ -178,7 +163,8 @@ class EnvConfig:
     def sync_config(self) -> SyncConfig:
         """The options that decide when weights are pulled."""
         return SyncConfig(
-            kl_threshold=float(self.kl_threshold),
+            kl_threshold=AUTO_START if self.kl_threshold == "auto" else float(self.kl_threshold),
+            auto_threshold=self.kl_threshold == "auto",
             max_lag=self.max_lag,
             max_age_s=float(self.max_age_s),
             min_interval=self.min_interval,

@@ -1,8 +1,9 @@
 """Families of action distributions and their flat parameters, one row [P] for each state.
 
 A policy's distribution over actions travels as these parameters, never as an object: logits for the discrete
-families, means and then log standard deviations for the Gaussian. Actions here are indices: whoever knows the
-space adds `Discrete.start`.
+families, means and then log standard deviations for the Gaussian; if tanh squashes it also the centres and
+half widths of the intervals that actions lie in. Actions here are indices: whoever knows the space adds
+`Discrete.start`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterenv import native
+from clusterenv import native, squash
 
 
 class Kind(enum.StrEnum):
@@ -24,6 +25,7 @@ class Kind(enum.StrEnum):
     MULTI_CATEGORICAL = "multi_categorical"
     BERNOULLI = "bernoulli"
     DIAG_GAUSSIAN = "diag_gaussian"
+    TANH_GAUSSIAN = "tanh_gaussian"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Family:
     @property
     def num_params(self) -> int:
         """P, the length of a row of parameters."""
-        return 2 * self.sizes[0] if self.kind is Kind.DIAG_GAUSSIAN else sum(self.sizes)
+        return _PARAMS_PER_NUMBER.get(self.kind, 1) * sum(self.sizes)
 
     @property
     def action_shape(self) -> tuple[int, ...]:
@@ -59,16 +61,21 @@ class Family:
         return np.dtype(_ACTION_DTYPES[self.kind])
 
 
+_PARAMS_PER_NUMBER = {Kind.DIAG_GAUSSIAN: 2, Kind.TANH_GAUSSIAN: 4}
 _ACTION_DTYPES = {
     Kind.CATEGORICAL: np.int64,
     Kind.MULTI_CATEGORICAL: np.int64,
     Kind.BERNOULLI: np.int8,
     Kind.DIAG_GAUSSIAN: np.float32,
+    Kind.TANH_GAUSSIAN: np.float32,
 }
 
 
 def kl(family: Family, p: NDArray[Any], q: NDArray[Any]) -> NDArray[np.float64]:
     """KL(p || q) [n] in nats, of rows of parameters [n, P]; exactly 0 where two rows are equal.
+
+    That of squashed Gaussians is the one before the squashing, which maps both alike; infinite where their
+    intervals differ.
 
     Raises:
         TypeError: if `p` is neither float32 nor float64, or `q` has another dtype than `p`.
@@ -81,6 +88,9 @@ def kl(family: Family, p: NDArray[Any], q: NDArray[Any]) -> NDArray[np.float64]:
         native.kl_bernoulli(p, q, out)
     elif family.kind is Kind.DIAG_GAUSSIAN:
         native.kl_diag_gaussian(p, q, out)
+    elif family.kind is Kind.TANH_GAUSSIAN:
+        _check_columns("q", q, family)
+        squash.kl(p, q, out)
     else:
         native.kl_categorical(p, q, family.sizes, out)
     return out
@@ -112,6 +122,8 @@ def sample(
         native.sample_bernoulli(params, seed, env_ids, steps, actions_out, log_probs_out)
     elif family.kind is Kind.DIAG_GAUSSIAN:
         native.sample_diag_gaussian(params, seed, env_ids, steps, actions_out, log_probs_out)
+    elif family.kind is Kind.TANH_GAUSSIAN:
+        squash.sample(params, seed, env_ids, steps, actions_out, log_probs_out)
     else:
         actions = _columns("actions_out", actions_out, family, len(params))
         native.sample_categorical(params, family.sizes, seed, env_ids, steps, actions, log_probs_out)
@@ -132,6 +144,8 @@ def log_prob(family: Family, params: NDArray[np.float32], actions: NDArray[Any])
         native.log_prob_bernoulli(params, actions, out)
     elif family.kind is Kind.DIAG_GAUSSIAN:
         native.log_prob_diag_gaussian(params, actions, out)
+    elif family.kind is Kind.TANH_GAUSSIAN:
+        squash.log_prob(params, actions, out)
     else:
         indices = _columns("actions", actions, family, len(params))
         native.log_prob_categorical(params, family.sizes, indices, out)

@@ -226,6 +226,8 @@ def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
         "sync_count": 0 if policy is None else policy.sync_count,
         "syncs_by_reason": {} if policy is None else dict(policy.syncs_by_reason),
         "checks": 0 if policy is None else policy.checks,
+        "check_us": 0.0 if policy is None else 1e6 * policy.check_s / max(policy.checks, 1),
+        "kl_threshold": peer.welcome.kl_threshold if policy is None else policy.kl_threshold,
         "restarts": peer.incarnation,
         "last_error": peer.last_error,
     }

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import distributions
-from clusterenv.config import SyncConfig
 from clusterenv.distributions import Family
+from clusterenv.sync_config import PROTOTYPE, SyncConfig
 
 KEPT_SAMPLES = 4
 """Fragments whose sample a worker remembers: with `stream` a reference may come some fragments late."""
@@ -83,6 +83,8 @@ def decide(
         return _pull(SyncReason.EVERY)
     if config.sync == "broadcast":
         return _pull(SyncReason.BROADCAST)
+    if config.sync.startswith(PROTOTYPE):
+        return _within(float(config.sync.removeprefix(PROTOTYPE)), divergence)
     if config.sync.startswith("interval:"):
         interval = int(config.sync.removeprefix("interval:"))
         return _pull(SyncReason.INTERVAL) if lag >= interval else STAY
@@ -96,10 +98,14 @@ def _adaptive(config: SyncConfig, lag: int, divergence: float | None, age_s: flo
         return _pull(SyncReason.MAX_AGE)
     if lag < config.min_interval or config.kl_threshold == math.inf:
         return STAY
+    return _within(config.kl_threshold, divergence)
+
+
+def _within(threshold: float, divergence: float | None) -> Decision:
     if divergence is None:
         return _pull(SyncReason.NO_DIVERGENCE)
     # At 0 every version is pulled, also one that changed only the value; NaN is never within bounds.
-    if config.kl_threshold > 0 and divergence <= config.kl_threshold:
+    if threshold > 0 and divergence <= threshold:
         return STAY
     return _pull(SyncReason.DIVERGENCE)
 
@@ -111,6 +117,26 @@ def _pull(reason: SyncReason) -> Decision:
 def sample_size(n_ref: int, num_workers: int) -> int:
     """States of each worker's sample: `n_ref`, fewer with many workers to bound the head's work."""
     return min(n_ref, max(LEAST_STATES, STATES_OF_ALL // num_workers))
+
+
+def compares(sync: str) -> bool:
+    """Whether the rule looks at how far the policies are apart."""
+    return sync == "adaptive" or sync.startswith(PROTOTYPE)
+
+
+def prototype_rows(num_steps: int, num_envs: int, *, back: int) -> NDArray[np.int64]:
+    """The rows of a fragment that the older rule compares: all environments, `back` steps before the last.
+
+    The head takes its newest states (`back` 0), a worker those of one step earlier, as the older rule did.
+    """
+    step = max(num_steps - 1 - back, 0)
+    return np.arange(step * num_envs, (step + 1) * num_envs)
+
+
+def divergence_of(sync: str, family: Family | None, said_u: NDArray[Any], said_v: NDArray[Any]) -> float:
+    """What `sync` compares with its threshold: the mean over states, under the older rule the sum."""
+    mean = mean_divergence(family, said_u, said_v)
+    return mean * len(said_u) if sync.startswith(PROTOTYPE) else mean
 
 
 def mean_divergence(family: Family | None, said_u: NDArray[Any], said_v: NDArray[Any]) -> float:

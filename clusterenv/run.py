@@ -52,6 +52,8 @@ class Run:
             "policy_version": self.acting.version,
             "weight_bytes_sent": head.weight_bytes_sent,
             "check_bytes_sent": head.check_bytes_sent,
+            "checks_sent": head.checks_sent,
+            "check_us": 1e6 * head.check_s / max(head.checks_sent, 1),
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
             "late_replies": head.late_replies,

@@ -90,6 +90,7 @@ def _welcomes(
     assert config.autoreset_mode is not None, "the mode is known before a launch"
     welcomes = []
     first = 0
+    sync = config.sync_config
     for rank, count in enumerate(counts):
         blobs, blob_of = source.part(first, count)
         welcome = m.Welcome(
@@ -103,12 +104,13 @@ def _welcomes(
             same_bounds=config.observation_mode == "same",
             sys_path=search_path(),
             runners=min(runners, count),
-            kl_threshold=float(config.kl_threshold),
-            max_lag=config.max_lag,
-            max_age_s=float(config.max_age_s),
-            min_interval=config.min_interval,
-            sync=config.sync,
-            n_ref=config.n_ref,
+            kl_threshold=sync.kl_threshold,
+            auto_threshold=sync.auto_threshold,
+            max_lag=sync.max_lag,
+            max_age_s=sync.max_age_s,
+            min_interval=sync.min_interval,
+            sync=sync.sync,
+            n_ref=sync.n_ref,
             lease_s=float(config.lease_s),
             head_grace_s=float(config.worker_grace_s),
             setup_timeout_s=float(config.setup_timeout_s),

@@ -49,6 +49,8 @@ class Switchboard:
         self.refused_peers = 0
         self.weight_bytes_sent = 0
         self.check_bytes_sent = 0
+        self.checks_sent = 0
+        self.check_s = 0.0
 
     def attach(self, link: Link, processes: Processes | None) -> None:
         """Send through `link` from now on; `processes` are the workers', as their launcher sees them."""

@@ -45,6 +45,7 @@ def welcome(rank: int, first: int, count: int) -> m.Welcome:
         sys_path=[],
         runners=1,
         kl_threshold=0.05,
+        auto_threshold=False,
         max_lag=8,
         max_age_s=1e9,
         min_interval=1,

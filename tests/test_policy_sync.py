@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from clusterenv.config import SyncConfig
 from clusterenv.distributions import Family, Kind
 from clusterenv.policy_sync import (
     KEPT_SAMPLES,
@@ -16,6 +15,7 @@ from clusterenv.policy_sync import (
     mean_divergence,
     sample_size,
 )
+from clusterenv.sync_config import SyncConfig
 
 TWO = Family(Kind.CATEGORICAL, (2,))
 STAY = Decision(pull=False)

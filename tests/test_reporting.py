@@ -34,7 +34,15 @@ LAUNCHED = WorkerStatus(
     signal=None,
     log_path=Path("/logs/worker-0.log"),
 )
-POLICY = m.PolicyInfo(policy_version=3, kl=0.02, sync_count=2, syncs_by_reason={"first": 1}, checks=4)
+POLICY = m.PolicyInfo(
+    policy_version=3,
+    kl=0.02,
+    sync_count=2,
+    syncs_by_reason={"first": 1},
+    checks=4,
+    check_s=0.1,
+    kl_threshold=0.05,
+)
 
 
 def test_worker_is_described_by_what_head_and_launcher_know() -> None:

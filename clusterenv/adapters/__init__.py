@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ def adapt(agent: object, observation_space: gym.Space[Any], action_space: gym.Sp
 
     Looked for, in this order: a Stable-Baselines3 policy; `distribution(obs)`;
     `get_action_and_value(obs, action=None)`; a `forward` with that signature; `act(obs)` with
-    `get_parameters()`.
+    `get_parameters()`; `act(obs)` of an agent of torch.
 
     Observations reach torch agents as tensors on the agent's device: reals in its dtype, whole numbers as
     they are. Only parameters and buffers travel after the first time, so statistics of observations must be
@@ -109,6 +110,21 @@ def _captured(method: str) -> Callable[[object, ActionTerms, bool], AgentAdapter
     return make
 
 
+def _acts_in_torch(agent: object) -> bool:
+    """Whether the agent has `act`, and tensors that learning can change."""
+    if "torch" not in sys.modules or not _has("act")(agent):
+        return False
+    from clusterenv.adapters.tensors import state_tensors
+
+    return bool(state_tensors(agent))
+
+
+def _acting(agent: object, terms: ActionTerms, own: bool) -> AgentAdapter:
+    from clusterenv.adapters.acting_agents import ActAdapter
+
+    return ActAdapter(agent, terms, own=own)
+
+
 def _numpy(agent: object, terms: ActionTerms, own: bool) -> AgentAdapter:
     from clusterenv.adapters.numpy_agents import NumpyAdapter
 
@@ -121,6 +137,7 @@ _STYLES: tuple[tuple[Callable[[object], bool], Callable[[object, ActionTerms, bo
     (_takes_action("get_action_and_value"), _captured("get_action_and_value")),
     (_takes_action("forward"), _captured("forward")),
     (_has("act", "get_parameters"), _numpy),
+    (_acts_in_torch, _acting),
 )
 
 
@@ -140,7 +157,7 @@ def _refusal(agent: object) -> str:
         f"the agent ({type(agent).__name__}) has none of the methods that ClusterEnv acts with: "
         "get_distribution(obs) with predict_values(obs); distribution(obs); "
         "get_action_and_value(obs, action=None); forward(obs, action=None) that gives "
-        "(action, log_prob, entropy, value); act(obs) with get_parameters(). "
+        "(action, log_prob, entropy, value); act(obs) with get_parameters(), or of an agent of torch. "
         f"It has: {', '.join(found) or 'no public methods'}.{near} Add one, for example:\n\n"
         "    class Agent(torch.nn.Module):\n"
         "        def distribution(self, obs):\n"

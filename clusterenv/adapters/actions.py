@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from clusterenv import distributions
-from clusterenv.adapters.base import Array, Floats, Ints
+from clusterenv.adapters.base import Agent, Array, Floats, Ints
 from clusterenv.distributions import Family, Kind
 from clusterenv.errors import AgentError
 
@@ -33,10 +33,29 @@ class ActionTerms:
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
             self._start = np.asarray(space.start, dtype=np.int64)
 
-    def draw(self, params: Floats, *, seed: int, env_ids: Ints, steps: Ints) -> tuple[Array, Floats]:
-        """Actions in the family's terms and their log-probabilities [n]."""
-        assert self.family is not None
-        return draw(self.family, params, seed=seed, env_ids=env_ids, steps=steps)
+    def noise_std(self, agent: Agent) -> Floats | None:
+        """Standard deviations [D] of the noise that the agent's `noise_std` asks for; None without noise.
+
+        Raises:
+            AgentError: if they are not positive numbers, or the actions are not real.
+        """
+        asked = getattr(agent, "noise_std", None)
+        if asked is None:
+            return None
+        if hasattr(asked, "detach"):
+            asked = asked.detach().cpu()
+        std = np.asarray(asked, dtype=np.float32)
+        if not std.any():
+            return None
+        if self.family is None or self.family.kind is not Kind.DIAG_GAUSSIAN:
+            raise AgentError("the agent has a noise_std, but its actions are not a Box of reals")
+        (size,) = self.family.sizes
+        if not (std > 0).all() or not np.isfinite(std).all() or std.size not in (1, size):
+            raise AgentError(
+                f"the agent's noise_std is {std.tolist()}; expected a positive number, one for each of the "
+                f"{size} numbers of an action, or 0 for no noise"
+            )
+        return np.broadcast_to(std.reshape(-1), (size,))
 
     def to_env(self, actions: Array, rows: int) -> Array:
         """Actions in the family's terms, [n, ...], as the environments take them: [n, *shape].

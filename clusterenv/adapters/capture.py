@@ -14,10 +14,17 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    Distribution,
+    Independent,
+    Normal,
+    TransformedDistribution,
+)
 
 from clusterenv.adapters.base import Array, Floats
-from clusterenv.adapters.reading import AnyDistribution, read_params, to_array
+from clusterenv.adapters.reading import AnyDistribution, read, to_array
 from clusterenv.distributions import Family, Kind
 from clusterenv.errors import AgentError
 
@@ -33,7 +40,8 @@ class Capture:
 
     def __init__(self, family: Family, rows: int, draw: Draw, *, skip_scores: bool) -> None:
         """Answer for distributions of `family` with what `draw` gives; with `skip_scores`, score nothing."""
-        self._family = family
+        self.family = family
+        """Of the action, once it was sampled."""
         self._rows = rows
         self._draw = draw
         self._seen: list[Distribution] = []
@@ -50,22 +58,26 @@ class Capture:
         if self._failed or not self._params:
             return None
         params = self._params[0] if len(self._params) == 1 else np.concatenate(self._params, axis=1)
-        return params if params.shape[1] == self._family.num_params else None
+        return params if params.shape[1] == self.family.num_params else None
 
     def sample(self, distribution: Distribution) -> Tensor | None:
         """The sample that the agent is to have; None if the distribution must draw by itself."""
         if self._failed:
             return None
-        number, family, parts = len(self._seen), self._family, slice(None)
-        params = self._read(distribution, family) if number == 0 else None
-        if params is None and family.kind is Kind.MULTI_CATEGORICAL and number < len(family.sizes):
+        number, family, parts = len(self._seen), self.family, slice(None)
+        found = self._read(distribution, family) if number == 0 else None
+        if found is not None:
+            self.family = found[0]
+        elif family.kind is Kind.MULTI_CATEGORICAL and number < len(family.sizes):
             # The categoricals of a multi-discrete agent come one by one: draw for all so far, take the last.
-            params = self._read(distribution, Family(Kind.CATEGORICAL, (family.sizes[number],)))
-            family = Family(Kind.MULTI_CATEGORICAL, family.sizes[: number + 1])
+            found = self._read(distribution, Family(Kind.CATEGORICAL, (family.sizes[number],)))
+            if found is not None:
+                found = Family(Kind.MULTI_CATEGORICAL, family.sizes[: number + 1]), found[1]
             parts = slice(number, number + 1)
-        if params is None:
+        if found is None:
             self._failed = True
             return None
+        family, params = found
         self._seen.append(distribution)
         self._params.append(params)
         so_far = params if len(self._params) == 1 else np.concatenate(self._params, axis=1)
@@ -76,9 +88,9 @@ class Capture:
         self._given = drawn.reshape(distribution.batch_shape + distribution.event_shape)
         return self._given
 
-    def _read(self, distribution: Distribution, family: Family) -> Floats | None:
+    def _read(self, distribution: Distribution, family: Family) -> tuple[Family, Floats] | None:
         try:
-            return read_params(distribution, family, self._rows)
+            return read(distribution, family, self._rows)
         except AgentError:  # it describes something else than the action
             return None
 
@@ -105,7 +117,7 @@ def _zeros(shape: torch.Size, device: torch.device) -> Tensor:
 
 def _numbers(distribution: AnyDistribution) -> Tensor:
     """A tensor that tells where a distribution computes, and in which dtype."""
-    while isinstance(distribution, Independent):
+    while isinstance(distribution, Independent | TransformedDistribution):
         distribution = distribution.base_dist
     numbers: Tensor = distribution.loc if isinstance(distribution, Normal) else distribution.logits
     return numbers
@@ -154,7 +166,7 @@ class _Hooks:
         if not self._originals:
             self._originals = [
                 (kind, name, vars(kind)[name])
-                for kind in (Categorical, Bernoulli, Normal, Independent)
+                for kind in (Categorical, Bernoulli, Normal, Independent, TransformedDistribution)
                 for name in ("sample", "rsample", "log_prob", "entropy")
                 if name in vars(kind)
             ]

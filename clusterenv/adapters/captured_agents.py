@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 from torch import Tensor
 
-from clusterenv import distributions
+from clusterenv import distributions, squash
 from clusterenv.adapters.actions import ActionTerms, draw
 from clusterenv.adapters.base import (
     Acted,
@@ -24,8 +24,11 @@ from clusterenv.adapters.capture import Capture, Draw, capturing
 from clusterenv.adapters.reading import to_array, to_column
 from clusterenv.adapters.tensors import kept_generators, keyed_noise
 from clusterenv.adapters.torch_agents import TorchAdapter, close
-from clusterenv.distributions import Family
+from clusterenv.distributions import Family, Kind
 from clusterenv.errors import AgentError
+
+SQUASHED_TOLERANCE = 1e-3
+"""For actions that tanh has squashed, from which torch computes in float32 what was squashed."""
 
 
 class CapturedAdapter(TorchAdapter):
@@ -75,7 +78,8 @@ class CapturedAdapter(TorchAdapter):
         taken = self._terms.to_family(actions)
 
         def given(family: Family, params: Floats) -> tuple[Array, Floats]:
-            part = taken if family == self._terms.family else taken[:, : len(family.sizes)]
+            several = family.kind is Kind.MULTI_CATEGORICAL
+            part = taken[:, : len(family.sizes)] if several else taken
             return part, distributions.log_prob(family, params, part)
 
         with self._session():
@@ -122,9 +126,9 @@ class CapturedAdapter(TorchAdapter):
             and actions is not None
             and log_probs is not None
             and capture.came_back(action)
-            and (known or close(log_probs, to_column(log_prob, rows, "log_prob")))
+            and (known or _agree(capture.family, params, actions, log_probs, log_prob))
         )
-        self._family = family if self._trusted else None
+        self._family = capture.family if self._trusted else None
         if not self._trusted or actions is None or log_probs is None:
             return None
         return Acted(self._terms.to_env(actions, rows), log_probs, to_column(value, rows, "value"), params)
@@ -139,6 +143,15 @@ class CapturedAdapter(TorchAdapter):
                 f"the agent's {self._method} gave {seen}; expected (action, log_prob, entropy, value)"
             )
         return result[0], result[1], result[3]
+
+
+def _agree(family: Family, params: Floats, actions: Array, ours: Floats, log_prob: object) -> bool:
+    """Whether the agent's log-probabilities are ours, where float32 can tell."""
+    theirs = to_column(log_prob, len(ours), "log_prob")
+    if family.kind is not Kind.TANH_GAUSSIAN:
+        return close(ours, theirs)
+    rows = squash.is_sharp(params, actions)
+    return close(ours[rows], theirs[rows], tolerance=SQUASHED_TOLERANCE)
 
 
 def _fixed_noise(family: Family, params: Floats) -> tuple[Array, Floats]:

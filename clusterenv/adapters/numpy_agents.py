@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from clusterenv import distributions
 from clusterenv.adapters import pickling
-from clusterenv.adapters.actions import ActionTerms
+from clusterenv.adapters.actions import ActionTerms, draw
 from clusterenv.adapters.base import (
     Acted,
     Agent,
@@ -30,12 +31,11 @@ from clusterenv.errors import AgentError
 class NumpyAdapter:
     """An agent whose `act(obs)` gives actions in the environments' terms, or (actions, log_prob, value).
 
-    It may have `log_prob(obs, actions) -> [n]` and `value(obs) -> [n]`, without which a learner's agent says
-    nothing of actions that were taken and states that were seen: it is never asked to act, since its
-    generator would move. Without `set_parameters` it is sent whole whenever weights are pulled.
+    With a `noise_std` its policy is a Gaussian around the actions, which is drawn here. It may have
+    `log_prob(obs, actions) -> [n]` and `value(obs) -> [n]`, without which a learner's agent says nothing of
+    actions that were taken and states that were seen: it is never asked to act, since its generator would
+    move. Without `set_parameters` it is sent whole whenever weights are pulled.
     """
-
-    family: Family | None = None
 
     def __init__(self, agent: Agent, terms: ActionTerms, *, own: bool) -> None:
         """Adapt `agent`, whose methods were found to fit."""
@@ -43,6 +43,7 @@ class NumpyAdapter:
         self._terms = terms
         self._own = own
         self._has_values = False
+        self._family: Family | None = None
         names = ("act", "log_prob", "value")
         self._takes_env_ids = {name for name in names if takes_env_ids(agent, name)}
 
@@ -52,14 +53,24 @@ class NumpyAdapter:
         return self._agent
 
     @property
+    def family(self) -> Family | None:
+        """A Gaussian's, if the agent's `noise_std` asked for noise."""
+        return self._family
+
+    @property
     def values_apart(self) -> bool:
         """Whether `value` gives them."""
         return self._has("value")
 
     @agent_errors
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
-        """What the agent does; its noise is its own affair."""
+        """What the agent does; its noise is its own affair, unless it has a `noise_std`."""
         rows = len(env_ids)
+        params = self._params(obs, env_ids)
+        if params is not None and self._family is not None:
+            actions, log_probs = draw(self._family, params, seed=seed, env_ids=env_ids, steps=steps)
+            values = self.values(obs, env_ids=env_ids) if with_values else nothing(rows)
+            return Acted(self._terms.to_env(actions, rows), log_probs, values, params)
         result = self._call("act", obs, env_ids=env_ids)
         self._has_values = isinstance(result, tuple)
         if not isinstance(result, tuple):
@@ -93,9 +104,20 @@ class NumpyAdapter:
     def _actions(self, actions: object, rows: int) -> Array:
         return self._terms.checked(self._terms.exact(np.asarray(actions), rows))
 
+    @agent_errors
     def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
-        """None: nothing is known of the distribution."""
-        return None
+        """Distribution parameters [n, P] of an agent with a `noise_std`; else None."""
+        return self._params(obs, env_ids)
+
+    def _params(self, obs: Nested, env_ids: Ints | None) -> Floats | None:
+        std = self._terms.noise_std(self._agent)
+        self._family = None if std is None else self._terms.family
+        if std is None:
+            return None
+        rows = rows_of(obs)
+        means = self._terms.exact(np.asarray(self._call("act", obs, env_ids=env_ids)), rows)
+        log_stds = np.broadcast_to(np.log(std), (rows, len(std)))
+        return np.concatenate([means.reshape(rows, -1), log_stds], axis=1, dtype=np.float32)
 
     @agent_errors
     def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
@@ -105,6 +127,9 @@ class NumpyAdapter:
 
     def _log_probs(self, obs: Nested, actions: Array, env_ids: Ints | None) -> Floats:
         rows = len(actions)
+        params = self._params(obs, env_ids)
+        if params is not None and self._family is not None:
+            return distributions.log_prob(self._family, params, self._terms.to_family(actions))
         if not self._has("log_prob"):
             return nothing(rows)
         return column(np.asarray(self._call("log_prob", obs, actions, env_ids=env_ids)), rows, "log_prob")

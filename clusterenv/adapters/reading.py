@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
+from torch.distributions import (
+    AffineTransform,
+    Bernoulli,
+    Categorical,
+    ComposeTransform,
+    Distribution,
+    Independent,
+    IndependentTransform,
+    Normal,
+    TanhTransform,
+    Transform,
+    TransformedDistribution,
+)
 
 from clusterenv.adapters.base import Array, Floats, column
 from clusterenv.distributions import Family, Kind
@@ -16,6 +28,7 @@ from clusterenv.errors import AgentError
 
 AnyDistribution = Any
 """A torch distribution, one of Stable-Baselines3, or a list of either."""
+AnyTransform = Any
 PLAIN: dict[Kind, type[Distribution]] = {
     Kind.CATEGORICAL: Categorical,
     Kind.MULTI_CATEGORICAL: Categorical,
@@ -24,6 +37,21 @@ PLAIN: dict[Kind, type[Distribution]] = {
 }
 """The class that describes one number of an action of each kind."""
 DEFINING = ("sample", "rsample", "log_prob")
+
+
+def read(distribution: object, family: Family | None, rows: int) -> tuple[Family, Floats] | None:
+    """Family and parameters [rows, P] of `distribution`: of `family`, or a Gaussian that tanh squashes.
+
+    Raises:
+        AgentError: if it is of the right kind, for another number of actions.
+    """
+    if family is None:
+        return None
+    params = read_params(distribution, family, rows)
+    if params is None and family.kind is Kind.DIAG_GAUSSIAN:
+        family = Family(Kind.TANH_GAUSSIAN, family.sizes)
+        params = _read_squashed(distribution, family, rows)
+    return None if params is None else (family, params)
 
 
 def read_params(distribution: object, family: Family | None, rows: int) -> Floats | None:
@@ -36,14 +64,20 @@ def read_params(distribution: object, family: Family | None, rows: int) -> Float
         return None
     if isinstance(distribution, list | tuple):
         return _read_list(distribution, family, rows)
-    while isinstance(distribution, Independent) and _is_plain(type(distribution), Independent):
-        distribution = distribution.base_dist
+    distribution = _inside(distribution)
     plain = PLAIN[family.kind]
     if not isinstance(distribution, plain) or not _is_plain(type(distribution), plain):
         return None
     if family.kind is Kind.MULTI_CATEGORICAL and distribution.batch_shape != (rows, len(family.sizes)):
         return None
     return _READERS[plain](distribution, family, rows)
+
+
+def _inside(distribution: AnyDistribution) -> AnyDistribution:
+    """What Independent wraps."""
+    while isinstance(distribution, Independent) and _is_plain(type(distribution), Independent):
+        distribution = distribution.base_dist
+    return distribution
 
 
 _plain_types: dict[tuple[type, type], bool] = {}
@@ -84,6 +118,43 @@ def _read_normal(distribution: AnyDistribution, family: Family, rows: int) -> Fl
     params[:, :size] = _matrix(distribution.loc, rows, size, "means")
     np.log(_matrix(distribution.scale, rows, size, "standard deviations"), out=params[:, size:])
     return params
+
+
+def _read_squashed(distribution: object, family: Family, rows: int) -> Floats | None:
+    """A Normal, then tanh, then perhaps `loc + scale * action`; None if it is anything else."""
+    distribution = _inside(distribution)
+    if not isinstance(distribution, TransformedDistribution):
+        return None
+    transforms = _flat(distribution.transforms)
+    if [type(transform) for transform in transforms] not in (
+        [TanhTransform],
+        [TanhTransform, AffineTransform],
+    ) or not _is_plain(type(distribution), TransformedDistribution):
+        return None
+    (size,) = family.sizes
+    gaussian = read_params(distribution.base_dist, Family(Kind.DIAG_GAUSSIAN, (size,)), rows)
+    if gaussian is None:
+        return None
+    params = np.empty((rows, 4 * size), np.float32)
+    params[:, : 2 * size] = gaussian
+    params[:, 2 * size : 3 * size], params[:, 3 * size :] = 0.0, 1.0
+    for affine in transforms[1:]:
+        params[:, 2 * size : 3 * size] = to_array(torch.as_tensor(affine.loc))
+        params[:, 3 * size :] = to_array(torch.as_tensor(affine.scale))
+    return params if (params[:, 3 * size :] != 0).all() else None
+
+
+def _flat(transforms: Sequence[Transform]) -> list[AnyTransform]:
+    """Transforms in the order in which they are applied, without those that only hold others."""
+    flat: list[AnyTransform] = []
+    for transform in transforms:
+        if isinstance(transform, ComposeTransform):
+            flat += _flat(transform.parts)
+        elif isinstance(transform, IndependentTransform):
+            flat += _flat([transform.base_transform])
+        else:
+            flat.append(transform)
+    return flat
 
 
 _READERS: dict[type[Distribution], Callable[[Any, Family, int], Floats]] = {

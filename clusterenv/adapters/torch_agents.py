@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from clusterenv import distributions
 from clusterenv.adapters import pickling
-from clusterenv.adapters.actions import ActionTerms
+from clusterenv.adapters.actions import ActionTerms, draw
 from clusterenv.adapters.base import (
     Acted,
     Agent,
@@ -28,7 +29,7 @@ from clusterenv.adapters.base import (
 from clusterenv.adapters.reading import (
     AnyDistribution,
     joint_log_prob,
-    read_params,
+    read,
     sampled,
     to_array,
     to_column,
@@ -43,7 +44,7 @@ from clusterenv.adapters.tensors import (
     to_tensors,
     untouched,
 )
-from clusterenv.distributions import Family
+from clusterenv.distributions import Family, Kind
 from clusterenv.errors import AgentError
 
 TOLERANCE = 1e-5
@@ -143,9 +144,9 @@ class TorchAdapter:
         return tensor.to(device) if self._terms.discrete else tensor.to(device, dtype)
 
 
-def close(ours: Floats, theirs: Floats) -> bool:
+def close(ours: Floats, theirs: Floats, *, tolerance: float = TOLERANCE) -> bool:
     """Whether log-probabilities are the same up to rounding."""
-    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 class DistributionAdapter(TorchAdapter):
@@ -161,8 +162,8 @@ class DistributionAdapter(TorchAdapter):
             inputs = self._inputs(obs)
             distribution = self._distribution(inputs, env_ids)
             params = self._params(distribution, rows)
-            if params is not None:
-                actions, log_probs = self._terms.draw(params, seed=seed, env_ids=env_ids, steps=steps)
+            if params is not None and self._family is not None:
+                actions, log_probs = draw(self._family, params, seed=seed, env_ids=env_ids, steps=steps)
             else:
                 with keyed_noise(self._place[0], seed, env_ids, steps):
                     drawn = sampled(distribution)
@@ -184,11 +185,8 @@ class DistributionAdapter(TorchAdapter):
         rows = len(actions)
         with self._session():
             inputs = self._inputs(obs)
-            taken = self._action_tensor(self._terms.to_family(actions))
             distribution = self._distribution(inputs, env_ids)
-            if isinstance(distribution, Distribution):
-                taken = taken.reshape(distribution.batch_shape + distribution.event_shape)
-            log_probs = joint_log_prob(distribution, taken, rows)
+            log_probs = self._log_probs(distribution, self._terms.to_family(actions), rows)
             return Evaluated(log_probs, self._values(inputs, rows, env_ids))
 
     @agent_errors
@@ -207,9 +205,21 @@ class DistributionAdapter(TorchAdapter):
         return distribution
 
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
-        params = read_params(distribution, self._terms.family, rows)
-        self._family = None if params is None else self._terms.family
+        found = read(distribution, self._terms.family, rows)
+        self._family, params = (None, None) if found is None else found
         return params
+
+    def _log_probs(self, distribution: AnyDistribution, actions: Array, rows: int) -> Floats:
+        """Log-probabilities [n] of actions in the family's terms; NaN without a distribution."""
+        if distribution is None:
+            return nothing(rows)
+        params = self._params(distribution, rows)
+        if params is not None and self._family is not None and self._family.kind is Kind.TANH_GAUSSIAN:
+            return distributions.log_prob(self._family, params, actions)  # finite at the ends, unlike torch's
+        taken = self._action_tensor(actions)
+        if isinstance(distribution, Distribution):
+            taken = taken.reshape(distribution.batch_shape + distribution.event_shape)
+        return joint_log_prob(distribution, taken, rows)
 
     def _values(self, inputs: Nested, rows: int, env_ids: Ints | None) -> Floats:
         value = getattr(self._agent, "value", None)
@@ -254,7 +264,8 @@ class SB3Adapter(DistributionAdapter):
         if getattr(self._agent, "use_sde", False):
             return False
         count = np.arange(rows, dtype=np.int64)
-        actions, ours = self._terms.draw(params, seed=0, env_ids=count, steps=np.zeros_like(count))
+        assert self._family is not None
+        actions, ours = draw(self._family, params, seed=0, env_ids=count, steps=np.zeros_like(count))
         return close(ours, joint_log_prob(distribution, self._action_tensor(actions), rows))
 
     def _values(self, inputs: Nested, rows: int, env_ids: Ints | None) -> Floats:

@@ -50,8 +50,9 @@ class PPOConfig:
     """Environments of each worker."""
     serial: bool = False
     """Run worker and environments inside this process, for a debugger; needs --workers 1."""
-    kl_threshold: float = 0.05
-    """Nats: a worker pulls weights when its policy has drifted further than this from the learner's."""
+    kl_threshold: float | Literal["auto"] = 0.05
+    """Nats: a worker pulls weights when its policy has drifted further than this from the learner's; "auto":
+    each worker finds a threshold by itself."""
     max_lag: int = 8
     """Updates: no worker acts with a policy older than this."""
     sync: str = "adaptive"

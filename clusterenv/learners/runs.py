@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from clusterenv.rollout import Rollout
 
+SHOWN_OF_WORKERS = ("kl", "kl_threshold", "checks", "syncs_by_reason")
 WINDOW = 100
 """Episodes behind the mean return that is shown, logged and compared with a goal."""
 CHECKPOINT_INTERVAL_S = 30.0
@@ -284,7 +285,7 @@ class Run:
         return {
             "rows_by_lag": dict(zip(map(str, lags.tolist()), rows.tolist(), strict=True)),
             "workers": [
-                _finite({name: worker[name] for name in ("kl", "checks", "syncs_by_reason")})
+                _finite({name: worker[name] for name in SHOWN_OF_WORKERS})
                 for worker in self._stats["workers"]
             ],
         }

@@ -79,6 +79,8 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sync_count: Count
     syncs_by_reason: Annotated[dict[Word, Count], Few]
     checks: Count
+    check_s: float
+    kl_threshold: float
 
 
 class ActReply(Message, frozen=True, kw_only=True):
@@ -156,6 +158,7 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     sys_path: Annotated[list[Text], Meta(max_length=1 << 12)]
     runners: Count
     kl_threshold: float
+    auto_threshold: bool
     max_lag: Count
     max_age_s: float
     min_interval: Count

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 from torch.distributions import Categorical, Independent, MultivariateNormal, Normal, TransformedDistribution
-from torch.distributions.transforms import TanhTransform
+from torch.distributions.transforms import SigmoidTransform
 
 from clusterenv.adapters import AgentAdapter, adapt, loads
 from clusterenv.distributions import Family, Kind
@@ -226,7 +226,7 @@ class Masked(Categorical):
     ("make", "space"),
     [
         (
-            lambda x: TransformedDistribution(Independent(Normal(x, _scale(x)), 1), [TanhTransform()]),
+            lambda x: TransformedDistribution(Independent(Normal(x, _scale(x)), 1), [SigmoidTransform()]),
             spaces.Box(-1, 1, (2,)),
         ),
         (lambda x: MultivariateNormal(x, torch.eye(2)), spaces.Box(-1, 1, (2,))),

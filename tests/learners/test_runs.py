@@ -41,7 +41,13 @@ def rollout_with(returns: list[float]) -> Rollout:
 
 def stats_after(syncs: list[dict[str, int]]) -> dict[str, Any]:
     workers = [
-        {"sync_count": sum(reasons.values()), "syncs_by_reason": reasons, "kl": math.inf, "checks": 7}
+        {
+            "sync_count": sum(reasons.values()),
+            "syncs_by_reason": reasons,
+            "kl": math.inf,
+            "checks": 7,
+            "kl_threshold": 0.05,
+        }
         for reasons in syncs
     ]
     return {"workers": workers, "weight_bytes_sent": 1500, "check_bytes_sent": 70}
@@ -72,7 +78,8 @@ def test_run_folder_tells_all_about_the_run(tmp_path: Path, capsys: pytest.Captu
     )
     assert rows[1]["rows_by_lag"] == {"0": 21}
     assert rows[1]["check_bytes_sent"] == 70
-    assert rows[1]["workers"] == [{"kl": None, "checks": 7, "syncs_by_reason": reasons} for reasons in SYNCS]
+    known = {"kl": None, "checks": 7, "kl_threshold": 0.05}
+    assert rows[1]["workers"] == [known | {"syncs_by_reason": reasons} for reasons in SYNCS]
     board = EventAccumulator(str(folder)).Reload()
     assert [(event.step, event.value) for event in board.Scalars("loss/value_loss")] == [
         (21, 0.5),

@@ -14,7 +14,13 @@ INCARNATION = 2
 SEQUENCE = 41
 
 POLICY = m.PolicyInfo(
-    policy_version=7, kl=0.03, sync_count=2, syncs_by_reason={"first": 1, "divergence": 1}, checks=5
+    policy_version=7,
+    kl=0.03,
+    sync_count=2,
+    syncs_by_reason={"first": 1, "divergence": 1},
+    checks=5,
+    check_s=0.002,
+    kl_threshold=0.05,
 )
 REFERENCE = m.Reference(sample=3, rows=2, family="categorical", family_sizes=[2])
 THETA = np.array([[0.5, -0.5], [1.0, 2.0]], dtype=np.float32)
@@ -92,6 +98,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
                 sys_path=["/home/user/project"],
                 runners=2,
                 kl_threshold=0.05,
+                auto_threshold=False,
                 max_lag=8,
                 max_age_s=math.inf,
                 min_interval=1,

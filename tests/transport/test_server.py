@@ -274,7 +274,7 @@ HOSTILE = {
     ),
     "a claim of 2^32 bytes": ([head_of(11) + b"\x81\xa6reason\xdb\xff\xff\xff\xff"], "body of Goodbye"),
     "a pickle for a body": ([head_of(4) + pickle.dumps(Bomb())], "body of Ack"),
-    "another version": ([head_of(version=2) + BEAT], "protocol version 2"),
+    "another version": ([head_of(version=9) + BEAT], "protocol version 9"),
     "another run": ([head_of(run=1) + BEAT], "a message of run 0000000000000001"),
     "a kind of the head": ([head_of(33) + b"\x81\xa6reason\xa1x"], "kind 33 .*may not send"),
     "an unknown kind": ([head_of(30) + BEAT], "kind 30, which does not exist"),
