@@ -94,7 +94,7 @@ def test_games_are_listed_as_a_backend_and_one_by_one(python: Path) -> None:
     assert any(line.startswith("procgen-plunder-v0") and owner in line for line in lines)
 
 
-def test_backend_steps_as_single_games_do_and_rolls_out_over_two_workers(python: Path, tmp_path: Path) -> None:
+def test_backend_steps_as_single_games_and_rolls_out_over_two_workers(python: Path, tmp_path: Path) -> None:
     script = tmp_path / "rollout.py"
     script.write_text(ROLLOUT)
     assert run(python, str(script), cwd=tmp_path, timeout_s=500).endswith("done\n")
