@@ -40,6 +40,10 @@ class Sample:
     """Leaves [rows, ...] of what was done there; none where nothing was done yet."""
     env_ids: Array
     """[rows]"""
+    state: list[Array]
+    """Leaves [rows, ...] of what a recurrent agent remembered."""
+    kept: bool = True
+    """Whether the worker has kept what its policy said there; else they are its present observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,14 @@ class Acting:
         self._publisher = Publisher()
         self._adapter: tuple[object, AgentAdapter] | None = None
         self._agent_sent = 0
+        self._state: list[Array] = []  # leaves [1, ...] of a recurrent agent's
         self._samples: dict[int, Sample] = {}
         self._acts = 0
+
+    @property
+    def _agent(self) -> AgentAdapter:
+        assert self._adapter is not None
+        return self._adapter[1]
 
     @property
     def version(self) -> int:
@@ -89,6 +99,7 @@ class Acting:
         """
         if self._adapter is None or self._adapter[0] is not agent:
             self._adapter = (agent, adapt(agent, *self._spaces))
+            self._state = self._adapter[1].initial_state(1)
         adapter = self._adapter[1]
         snapshot = self._publisher.publish(adapter)
         self._head.publish(snapshot)
@@ -128,6 +139,7 @@ class Acting:
             published_version=snapshot.version,
             kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
             num_envs=sum(peer.num_envs for peer in self._head.peers),
+            nest_state=self._agent.nest_state,
         )
 
     def _fragment(self, reply: Reply[m.FragmentReply]) -> Fragment:
@@ -144,6 +156,8 @@ class Acting:
                 EpisodeRecord(env_id=e.env_id, episode_return=e.episode_return, length=e.length)
                 for e in message.episodes
             ],
+            state=self._state,
+            num_sampled=message.num_sampled,
         )
         rows = self._rows(peer, fragment.valid, message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
@@ -152,6 +166,7 @@ class Acting:
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs],
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.actions],
             peer.first_env + rows % peer.num_envs,
+            fragment.sampled_states,
         )
         return fragment
 
@@ -173,12 +188,8 @@ class Acting:
         """One step of all environments; `obs` are each worker's leaves [n, ...] of its last reply."""
         snapshot = self.publish(agent)
         self._acts += 1
-        samples = {}
-        for peer in self._lagging(snapshot.version):
-            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), self._acts)
-            leaves = [leaf[rows] for leaf in obs[peer.rank]]
-            samples[peer.rank] = Sample(self._acts, leaves, [], peer.first_env + rows)
-        references = self._references(snapshot.version, samples, self._samples)
+        present = self._samples if self._state else self._present(snapshot.version, obs)
+        references = self._references(snapshot.version, present, self._samples)
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
             reference, frames = _attached(references, peer)
@@ -192,6 +203,15 @@ class Acting:
         ]
         return Acted(outcomes, self._act_info(outcomes, obs, snapshot.version))
 
+    def _present(self, version: int, obs: Sequence[Sequence[Array]]) -> dict[int, Sample]:
+        """Of each lagging worker some of its present observations."""
+        samples = {}
+        for peer in self._lagging(version):
+            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), self._acts)
+            leaves = [leaf[rows] for leaf in obs[peer.rank]]
+            samples[peer.rank] = Sample(self._acts, leaves, [], peer.first_env + rows, [], kept=False)
+        return samples
+
     def _act_batch(self, reply: Reply[m.ActReply], obs: Sequence[Sequence[Array]]) -> ActBatch:
         peer, message = reply.peer, reply.message
         batch = ActBatch.of_frames(
@@ -201,16 +221,18 @@ class Acting:
             num_envs=peer.num_envs,
             num_final=message.num_final,
             policy_version=message.policy.policy_version,
+            state=self._state,
         )
         batch.step.infos = message.infos
         batch.step.final_infos = message.final_infos
         if message.sample:
-            rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), message.sample)
+            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), message.sample)
             self._samples[peer.rank] = Sample(
                 message.sample,
                 [leaf[rows] for leaf in obs[peer.rank]],
                 [leaf[rows] for leaf in batch.actions],
                 peer.first_env + rows,
+                [leaf[rows] for leaf in batch.state],
             )
         return batch
 
@@ -236,9 +258,11 @@ class Acting:
             rows = np.concatenate([np.arange(peer.rows.start, peer.rows.stop) for peer in lagging])
             seen = _joined([obs[peer.rank] for peer in lagging])
             done = _joined([batches[peer.rank].actions for peer in lagging])
-            assert self._adapter is not None
-            judged = self._adapter[1].evaluate(
-                self._obs.nest(seen), self._actions.nest(done), env_ids=rows.astype(np.int64)
+            judged = self._agent.evaluate(
+                self._obs.nest(seen),
+                self._actions.nest(done),
+                env_ids=rows.astype(np.int64),
+                state=_joined([batches[peer.rank].state for peer in lagging]),
             )
             log_probs[rows], values[rows] = judged.log_probs, judged.values
         versions = np.array([batch.policy_version for batch in batches], dtype=np.int64)
@@ -256,12 +280,20 @@ class Acting:
             "kl": np.repeat(kl, counts),
             "sync_count": np.repeat(syncs, counts),
         }
+        if self._state:
+            info["agent_state"] = self._agent.nest_state(_joined([batch.state for batch in batches]))
         return info | {f"_{key}": np.ones(sum(counts), np.bool_) for key in info}
 
     def _no_act(self, peer: Peer, version: int) -> ActBatch:
         zeros = np.zeros(peer.num_envs, np.float32)
-        step, actions = unmoved_step(peer.num_envs), self._actions.zeros(peer.num_envs)
-        return ActBatch(step=step, actions=actions, log_probs=zeros, values=zeros, policy_version=version)
+        return ActBatch(
+            step=unmoved_step(peer.num_envs),
+            actions=self._actions.zeros(peer.num_envs),
+            log_probs=zeros,
+            values=zeros,
+            policy_version=version,
+            state=[np.zeros((peer.num_envs, *leaf.shape[1:]), leaf.dtype) for leaf in self._state],
+        )
 
     # --- what travels with a command --------------------------------------------------------------------
 
@@ -285,24 +317,25 @@ class Acting:
         """
         lagging = self._lagging(version) if compares(self._config.sync) else []
         asked = {peer.rank: samples[peer.rank] for peer in lagging if peer.rank in samples}
-        assert self._adapter is not None
-        adapter = self._adapter[1]
+        adapter = self._agent
         if asked:
-            obs, env_ids = self._states(asked)
-            theta = adapter.parameters(obs, env_ids=env_ids)
+            obs, where = self._states(asked)
+            theta = adapter.parameters(obs, **where)
             if theta is not None:
                 return self._dealt(asked, theta, adapter.family)
         asked = {peer.rank: taken[peer.rank] for peer in lagging if peer.rank in taken}
         if not asked:
             return {}
-        obs, env_ids = self._states(asked)
+        obs, where = self._states(asked)
         actions = self._actions.nest(_joined([sample.actions for sample in asked.values()]))
-        log_probs = adapter.evaluate(obs, actions, env_ids=env_ids).log_probs
+        log_probs = adapter.evaluate(obs, actions, **where).log_probs
         return {} if np.isnan(log_probs).all() else self._dealt(asked, log_probs, None)
 
-    def _states(self, samples: Mapping[int, Sample]) -> tuple[Any, NDArray[np.int64]]:
+    def _states(self, samples: Mapping[int, Sample]) -> tuple[Any, dict[str, Any]]:
+        """Observations of all samples, and what else the agent is told of their rows."""
         obs = self._obs.nest(_joined([sample.obs for sample in samples.values()]))
-        return obs, np.concatenate([sample.env_ids for sample in samples.values()])
+        env_ids = np.concatenate([sample.env_ids for sample in samples.values()])
+        return obs, {"env_ids": env_ids, "state": _joined([sample.state for sample in samples.values()])}
 
     def _dealt(self, samples: Mapping[int, Sample], said: Array, family: Family | None) -> References:
         """To each worker its part of `said` [all rows, ...]."""
@@ -312,6 +345,7 @@ class Acting:
             rows = len(sample.env_ids)
             reference = m.Reference(
                 sample=sample.number,
+                kept=sample.kept,
                 rows=rows,
                 family=None if family is None else family.kind.value,
                 family_sizes=[] if family is None else list(family.sizes),

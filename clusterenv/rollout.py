@@ -64,6 +64,8 @@ class Batch(Generic[ArrayT]):
     """[K, ...]: the observations that those steps really led to."""
     final_values: ArrayT
     """[K] float32."""
+    initial_state: Nested = None
+    """[N, ...]: what a recurrent agent remembered before the first step, nested as its state; else None."""
     kl: ArrayT
     """[workers] float64: each worker's last divergence from the learner's policy, in nats."""
     episodes: list[EpisodeRecord]
@@ -115,6 +117,7 @@ def assemble(
     published_version: int,
     kl: Sequence[float],
     num_envs: int | None = None,
+    nest_state: Callable[[list[Array]], Nested] = lambda _: None,
 ) -> Rollout:
     """The fragments of all workers side by side, by rank; a lost worker's rows are zeros and not valid.
 
@@ -128,6 +131,7 @@ def assemble(
         published_version: of the learner's policy, from which the lag counts.
         kl: each worker's divergence, by rank.
         num_envs: environments of all workers; needed if the last worker is lost.
+        nest_state: nests leaves as the agent nests its state.
     """
     num_steps = next(fragment.num_steps for fragment in fragments if fragment is not None)
     if num_envs is None:
@@ -135,8 +139,9 @@ def assemble(
         assert last is not None, "num_envs is needed when the last worker is lost"
         num_envs = first_envs[-1] + last.num_envs
     counts = np.diff([*first_envs, num_envs])
+    state = next(fragment.initial_state for fragment in fragments if fragment is not None)
     parts = [
-        _absent(num_steps, int(count), obs_layout, action_layout) if fragment is None else fragment
+        _absent(num_steps, int(count), obs_layout, action_layout, state) if fragment is None else fragment
         for fragment, count in zip(fragments, counts, strict=True)
     ]
     versions = [part.policy_version for part in parts]
@@ -154,6 +159,7 @@ def assemble(
         workers=np.repeat(np.arange(len(parts), dtype=np.int64), counts),
         last_obs=obs_layout.nest(_leaves([part.last_obs for part in parts], 0)),
         last_values=_beside([part.last_values for part in parts], 0),
+        initial_state=nest_state(_leaves([part.initial_state for part in parts], 0)),
         kl=np.array(kl, dtype=np.float64),
         **columns,
         **_ends(parts, first_envs, obs_layout),
@@ -180,7 +186,9 @@ def _ends(parts: Sequence[Fragment], first_envs: Sequence[int], obs_layout: Spac
     }
 
 
-def _absent(num_steps: int, num_envs: int, obs: SpaceLayout, actions: SpaceLayout) -> Fragment:
+def _absent(
+    num_steps: int, num_envs: int, obs: SpaceLayout, actions: SpaceLayout, state: Sequence[Array]
+) -> Fragment:
     """What stands for the fragment of a lost worker: zeros, no row valid."""
     lead = (num_steps, num_envs)
 
@@ -202,6 +210,7 @@ def _absent(num_steps: int, num_envs: int, obs: SpaceLayout, actions: SpaceLayou
         final_obs=zeros(obs, 0),
         final_values=np.zeros(0, np.float32),
         policy_version=0,
+        initial_state=[np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype) for leaf in state],
     )
 
 
@@ -225,7 +234,9 @@ def _in_order(episodes: Sequence[EpisodeRecord], ended: Array) -> list[EpisodeRe
 
 
 def _mapped(function: Callable[[Array], object], nested: Nested) -> Nested:
-    """`nested` with `function` applied to each array in it."""
+    """`nested` with `function` applied to each array in it; None stays."""
+    if nested is None:
+        return None
     if isinstance(nested, dict):
         return {key: _mapped(function, value) for key, value in nested.items()}
     if isinstance(nested, tuple):
