@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
 from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, unmoved_step
+from clusterenv.comparing import References, Sample, evaluated, joined
 from clusterenv.config import EnvConfig
-from clusterenv.distributions import Family
+from clusterenv.errors import AgentError
 from clusterenv.head import Head
-from clusterenv.layout import SpaceLayout
+from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
@@ -26,24 +27,6 @@ from clusterenv.sync_config import PROTOTYPE
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
-References = Mapping[int, tuple[m.Reference, Array]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """States of one worker that both sides can name."""
-
-    number: int
-    obs: list[Array]
-    """Leaves [rows, ...] of what was seen there."""
-    actions: list[Array]
-    """Leaves [rows, ...] of what was done there; none where nothing was done yet."""
-    env_ids: Array
-    """[rows]"""
-    state: list[Array]
-    """Leaves [rows, ...] of what a recurrent agent remembered."""
-    kept: bool = True
-    """Whether the worker has kept what its policy said there; else they are its present observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +64,10 @@ class Acting:
         assert self._adapter is not None
         return self._adapter[1]
 
+    def nest_state(self, leaves: list[Array]) -> Nested:
+        """Leaves [n, ...] nested as the agent nests its state; None if it has none."""
+        return self._agent.nest_state(leaves)
+
     @property
     def version(self) -> int:
         """The newest published version; 0 before the first."""
@@ -91,17 +78,22 @@ class Acting:
         self._acts = 0
         self._samples.clear()
 
-    def publish(self, agent: object) -> Snapshot:
+    def publish(self, agent: object, *, known: bool = False) -> Snapshot:
         """The agent's present state is what workers compare with and pull from now on.
 
         Raises:
-            AgentError: if the agent has none of the methods that can be acted with.
+            AgentError: if the agent has none of the methods that can be acted with, or if workers have to be
+                sent another agent although it should be `known` to them.
         """
         if self._adapter is None or self._adapter[0] is not agent:
             self._adapter = (agent, adapt(agent, *self._spaces))
             self._state = self._adapter[1].initial_state(1)
         adapter = self._adapter[1]
         snapshot = self._publisher.publish(adapter)
+        if known and snapshot.agent != self._agent_sent:
+            raise AgentError(
+                "the agent's state has other names or shapes than when the stream was opened; open another"
+            )
         self._head.publish(snapshot)
         if snapshot.agent != self._agent_sent:
             self._head.introduce(m.AgentMessage(agent=snapshot.agent), adapter.dumps())
@@ -130,7 +122,7 @@ class Acting:
         fragments: list[Fragment | None] = []
         while not any(fragments):  # never an empty batch: all lost at once, so wait for the first to return
             outcomes = self._head.call(command, m.FragmentReply)
-            fragments = [self._fragment(o) if isinstance(o, Reply) else None for o in outcomes]
+            fragments = [self._collected(o) if isinstance(o, Reply) else None for o in outcomes]
         return assemble(
             fragments,
             obs_layout=self._obs,
@@ -139,13 +131,18 @@ class Acting:
             published_version=snapshot.version,
             kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
             num_envs=sum(peer.num_envs for peer in self._head.peers),
-            nest_state=self._agent.nest_state,
+            nest_state=self.nest_state,
         )
 
-    def _fragment(self, reply: Reply[m.FragmentReply]) -> Fragment:
-        peer, message = reply.peer, reply.message
-        fragment = Fragment.of_frames(
-            reply.frames,
+    def _collected(self, reply: Reply[m.FragmentReply]) -> Fragment:
+        fragment = self.fragment(reply.peer, reply.message, reply.frames)
+        self._samples[reply.peer.rank] = self.sample(reply.peer, reply.message, fragment)
+        return fragment
+
+    def fragment(self, peer: Peer, message: m.FragmentReply, frames: Sequence[Any]) -> Fragment:
+        """What a worker has collected."""
+        return Fragment.of_frames(
+            frames,
             self._obs,
             self._actions,
             num_steps=message.num_steps,
@@ -158,17 +155,20 @@ class Acting:
             ],
             state=self._state,
             num_sampled=message.num_sampled,
+            has_versions=message.has_versions,
         )
-        rows = self._rows(peer, fragment.valid, message.fragment)
+
+    def sample(self, peer: Peer, message: m.FragmentReply, fragment: Fragment) -> Sample:
+        """The states of a fragment that the worker has kept too."""
+        rows = self._rows(peer, fragment.comparable, message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
-        self._samples[peer.rank] = Sample(
+        return Sample(
             message.fragment,
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs],
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.actions],
             peer.first_env + rows % peer.num_envs,
             fragment.sampled_states,
         )
-        return fragment
 
     def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
         """The sampled rows of [T, n] that the worker finds too."""
@@ -181,6 +181,22 @@ class Acting:
             rank=peer.rank,
             fragment=number,
         )
+
+    # --- stream -----------------------------------------------------------------------------------------
+
+    def news(
+        self, snapshot: Snapshot, samples: Mapping[int, Sample]
+    ) -> Callable[[Peer], tuple[m.Message, Sequence[Any]]]:
+        """What to tell each worker that streams of a new version, with what that says on its sample."""
+        references = self._references(snapshot.version, samples, samples)
+
+        def published(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+            reference, frames = _attached(references, peer)
+            frames += self._broadcast(peer, snapshot)
+            broadcast = self._is_broadcast(peer, snapshot)
+            return m.Published(version=snapshot.version, reference=reference, has_weights=broadcast), frames
+
+        return published
 
     # --- step -------------------------------------------------------------------------------------------
 
@@ -256,13 +272,13 @@ class Acting:
         lagging = [peer for peer in peers if batches[peer.rank].policy_version != version]
         if lagging:
             rows = np.concatenate([np.arange(peer.rows.start, peer.rows.stop) for peer in lagging])
-            seen = _joined([obs[peer.rank] for peer in lagging])
-            done = _joined([batches[peer.rank].actions for peer in lagging])
+            seen = joined([obs[peer.rank] for peer in lagging])
+            done = joined([batches[peer.rank].actions for peer in lagging])
             judged = self._agent.evaluate(
                 self._obs.nest(seen),
                 self._actions.nest(done),
                 env_ids=rows.astype(np.int64),
-                state=_joined([batches[peer.rank].state for peer in lagging]),
+                state=joined([batches[peer.rank].state for peer in lagging]),
             )
             log_probs[rows], values[rows] = judged.log_probs, judged.values
         versions = np.array([batch.policy_version for batch in batches], dtype=np.int64)
@@ -271,7 +287,7 @@ class Acting:
         syncs = np.array([0 if peer.policy is None else peer.policy.sync_count for peer in peers], np.int64)
         counts = [peer.num_envs for peer in peers]
         info = {
-            "action": self._actions.nest(_joined([batch.actions for batch in batches])),
+            "action": self._actions.nest(joined([batch.actions for batch in batches])),
             "log_prob": log_probs,
             "value": values,
             "behaviour_log_prob": behaviour,
@@ -281,7 +297,7 @@ class Acting:
             "sync_count": np.repeat(syncs, counts),
         }
         if self._state:
-            info["agent_state"] = self._agent.nest_state(_joined([batch.state for batch in batches]))
+            info["agent_state"] = self._agent.nest_state(joined([batch.state for batch in batches]))
         return info | {f"_{key}": np.ones(sum(counts), np.bool_) for key in info}
 
     def _no_act(self, peer: Peer, version: int) -> ActBatch:
@@ -302,57 +318,12 @@ class Acting:
     ) -> References:
         """What version v says on each lagging worker's sample, and what it took to find out."""
         started = time.perf_counter()
-        references = self._evaluated(version, samples, taken)
+        ranks = [p.rank for p in self._lagging(version)] if compares(self._config.sync) else []
+        asked, scored = ({rank: of[rank] for rank in ranks if rank in of} for of in (samples, taken))
+        references = evaluated(self._agent, (self._obs, self._actions), asked, scored)
         self._head.checks_sent += len(references)
         self._head.check_bytes_sent += sum(said.nbytes for _, said in references.values())
         self._head.check_s += time.perf_counter() - started if references else 0.0
-        return references
-
-    def _evaluated(
-        self, version: int, samples: Mapping[int, Sample], taken: Mapping[int, Sample]
-    ) -> References:
-        """What version v says on each lagging worker's sample, all in one batch.
-
-        θ_v on `samples` where the agent has a closed form; else log π_v of what was done in `taken`.
-        """
-        lagging = self._lagging(version) if compares(self._config.sync) else []
-        asked = {peer.rank: samples[peer.rank] for peer in lagging if peer.rank in samples}
-        adapter = self._agent
-        if asked:
-            obs, where = self._states(asked)
-            theta = adapter.parameters(obs, **where)
-            if theta is not None:
-                return self._dealt(asked, theta, adapter.family)
-        asked = {peer.rank: taken[peer.rank] for peer in lagging if peer.rank in taken}
-        if not asked:
-            return {}
-        obs, where = self._states(asked)
-        actions = self._actions.nest(_joined([sample.actions for sample in asked.values()]))
-        log_probs = adapter.evaluate(obs, actions, **where).log_probs
-        return {} if np.isnan(log_probs).all() else self._dealt(asked, log_probs, None)
-
-    def _states(self, samples: Mapping[int, Sample]) -> tuple[Any, dict[str, Any]]:
-        """Observations of all samples, and what else the agent is told of their rows."""
-        obs = self._obs.nest(_joined([sample.obs for sample in samples.values()]))
-        env_ids = np.concatenate([sample.env_ids for sample in samples.values()])
-        return obs, {"env_ids": env_ids, "state": _joined([sample.state for sample in samples.values()])}
-
-    def _dealt(self, samples: Mapping[int, Sample], said: Array, family: Family | None) -> References:
-        """To each worker its part of `said` [all rows, ...]."""
-        references: dict[int, tuple[m.Reference, Array]] = {}
-        start = 0
-        for rank, sample in samples.items():
-            rows = len(sample.env_ids)
-            reference = m.Reference(
-                sample=sample.number,
-                kept=sample.kept,
-                rows=rows,
-                family=None if family is None else family.kind.value,
-                family_sizes=[] if family is None else list(family.sizes),
-            )
-            part = np.ascontiguousarray(said[start : start + rows], dtype=np.float32)
-            references[rank] = (reference, part)
-            start += rows
         return references
 
     def _lagging(self, version: int) -> list[Peer]:
@@ -375,8 +346,3 @@ def _attached(references: References, peer: Peer) -> tuple[m.Reference | None, l
         return None, []
     reference, said = references[peer.rank]
     return reference, [said]
-
-
-def _joined(parts: Sequence[Sequence[Array]]) -> list[Array]:
-    """Leaves [n, ...] of several workers, one after the other; always new arrays."""
-    return [np.concatenate(leaves) for leaves in zip(*parts, strict=True)]

@@ -6,10 +6,12 @@ import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
+from clusterenv.errors import ConfigError
 from clusterenv.learners.interrupts import Interrupts
 
-ALGORITHMS = ("ppo",)
+ALGORITHMS = ("ppo", "a2c", "a3c", "impala", "dqn", "sac")
 
 
 def main(algorithm: str, argv: Sequence[str]) -> int:
@@ -28,3 +30,14 @@ def main(algorithm: str, argv: Sequence[str]) -> int:
     with Interrupts() as interrupts:
         module.train(config, launcher)
     return interrupts.status
+
+
+def agent_class(algorithm: str) -> Any:  # noqa: ANN401 - each algorithm has a class of its own
+    """The class of the agents in the checkpoints of `algorithm`, to be called with spaces and options.
+
+    Raises:
+        ConfigError: if there is no such algorithm.
+    """
+    if algorithm not in ALGORITHMS:
+        raise ConfigError("algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
+    return import_module(f"clusterenv.learners.{algorithm}").Agent

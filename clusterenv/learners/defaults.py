@@ -42,6 +42,25 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "gamma": 0.95,
         },
     },
+    "a2c": {
+        "CartPole-v1": {
+            "total_steps": 200_000,
+            "learning_rate": 5e-3,
+            "normalize_obs": False,
+            "scale_rewards": False,
+        },
+        "LunarLander-v3": {"total_steps": 2_000_000, "gamma": 0.995},
+    },
+    "impala": {
+        "CartPole-v1": {
+            "total_steps": 200_000,
+            "num_steps": 32,
+            "learning_rate": 2.5e-3,
+            "normalize_obs": False,
+            "scale_rewards": False,
+        },
+        "LunarLander-v3": {"total_steps": 2_000_000, "learning_rate": 2e-3, "gamma": 0.995},
+    },
 }
 """By algorithm and environment: what differs from the defaults of the algorithm's config class."""
 

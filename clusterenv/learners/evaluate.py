@@ -14,8 +14,8 @@ import tyro
 
 from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import ConfigError
+from clusterenv.learners import agent_class
 from clusterenv.learners.checkpoints import Checkpoint
-from clusterenv.learners.networks import Agent
 
 MAX_ENVS = 32
 
@@ -55,12 +55,17 @@ def evaluate(config: EvaluateConfig) -> list[float]:
     played: list[float] = []
     with ClusterEnv(options, LocalConfig(serial=True), autoreset_mode="SameStep") as env:
         space = env.single_action_space
-        agent = Agent(env.single_observation_space, space, **checkpoint.agent_options)
+        agent = agent_class(checkpoint.algorithm)(
+            env.single_observation_space, space, **checkpoint.agent_options
+        )
         agent.load_state_dict(checkpoint.agent)
         obs, _ = env.reset(seed=config.seed)
         returns = np.zeros(num_envs)
         while to_play.any():
-            actions = _actions(agent, obs, space, config.deterministic)
+            with torch.no_grad():
+                actions = agent.choose(obs, deterministic=config.deterministic).numpy()
+            if isinstance(space, gym.spaces.Box):
+                actions = np.clip(actions, space.low, space.high)
             obs, rewards, terminated, truncated, _ = env.step(actions)
             returns += rewards
             for row in np.flatnonzero(terminated | truncated):
@@ -69,13 +74,6 @@ def evaluate(config: EvaluateConfig) -> list[float]:
                     played.append(float(returns[row]))
                 returns[row] = 0.0
     return played
-
-
-@torch.no_grad()
-def _actions(agent: Agent, obs: object, space: gym.Space[object], deterministic: bool) -> np.ndarray:
-    distribution = agent.distribution(obs)
-    actions = agent.env_actions(distribution.mode if deterministic else distribution.sample()).numpy()
-    return np.clip(actions, space.low, space.high) if isinstance(space, gym.spaces.Box) else actions
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from clusterenv.rollout import Rollout
+
+ALL = slice(None)
 Moment = TypeVar("Moment", bound=Any)  # NumPy arrays, torch tensors and numbers alike
 
 
@@ -31,6 +35,11 @@ class RewardScale:
         self._returns = np.zeros(num_envs)
         self._mean, self._var, self._count = 0.0, 1.0, 0.0
 
+    def of(self, rollout: Rollout) -> NDArray[np.float64]:
+        """The rewards [T, n] of a rollout of all environments or of some."""
+        ended = rollout.terminations | rollout.truncations
+        return self(rollout.rewards, ended, rollout.valid, rollout.env_ids)
+
     def start_over(self) -> None:
         """All environments begin new episodes; the statistics stay."""
         self._returns = np.zeros_like(self._returns)
@@ -44,14 +53,20 @@ class RewardScale:
         self._mean, self._var, self._count = state["mean"], state["var"], state["count"]
 
     def __call__(
-        self, rewards: NDArray[Any], ended: NDArray[np.bool_], valid: NDArray[np.bool_]
+        self,
+        rewards: NDArray[Any],
+        ended: NDArray[np.bool_],
+        valid: NDArray[np.bool_],
+        env_ids: NDArray[np.int64] | slice = ALL,
     ) -> NDArray[np.float64]:
-        """The rewards [T, N] scaled and clipped, after the statistics have taken in these rows."""
+        """The rewards [T, n] scaled and clipped, after the statistics have taken in these rows."""
         returns = np.empty(rewards.shape)
+        running = self._returns[env_ids]
         for t in range(len(rewards)):
-            self._returns = self._returns * self._gamma + rewards[t]
-            returns[t] = self._returns
-            self._returns = np.where(ended[t] | ~valid[t], 0.0, self._returns)
+            running = running * self._gamma + rewards[t]
+            returns[t] = running
+            running = np.where(ended[t] | ~valid[t], 0.0, running)
+        self._returns[env_ids] = running
         seen = returns[valid]
         if seen.size:
             self._mean, self._var, self._count = merge_moments(

@@ -1,4 +1,4 @@
-"""The agent of the learners: a tanh MLP for the policy and one for the value; Discrete or Box actions."""
+"""The agents of the learners: a tanh MLP for the policy and one for the value; Discrete or Box actions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from torch.nn import functional
 
 from clusterenv.errors import SpaceError
 from clusterenv.learners.moments import merge_moments
+from clusterenv.learners.returns import Floats, next_values
+from clusterenv.rollout import Batch
 
 Obs = Any  # arrays or tensors, nested as the observation space nests
 OBS_CLIP = 10.0
 
 
-class Agent(nn.Module):
-    """Policy and value over the flattened observation; `distribution` and `value` are what workers call.
+class Actor(nn.Module):
+    """A policy over the flattened observation; `distribution` is what workers call.
 
     Observation statistics are buffers, so that they travel with the weights and count for their version; only
-    the learner updates them, through `observe`. Both networks see `features(obs)`.
+    the learner updates them, through `observe`. Networks see `features(obs)`.
     """
 
     obs_mean: Tensor
@@ -53,7 +55,6 @@ class Agent(nn.Module):
         outputs, self.first_action = _action_outputs(action_space)
         self.continuous = isinstance(action_space, gym.spaces.Box)
         self.actor = mlp([size, *hidden, outputs], last_gain=0.01)
-        self.critic = mlp([size, *hidden, 1], last_gain=1.0)
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(outputs))
         if normalize_obs:
@@ -70,9 +71,10 @@ class Agent(nn.Module):
         """The policy at a batch of observations."""
         return self.policy(self.features(obs))
 
-    def value(self, obs: Obs) -> Tensor:
-        """The value [n] of a batch of observations."""
-        return self.state_value(self.features(obs))
+    def choose(self, obs: Obs, *, deterministic: bool) -> Tensor:
+        """Actions [n, ...] for the environment: the most likely ones, or a sample of the policy."""
+        distribution = self.distribution(obs)
+        return self.env_actions(distribution.mode if deterministic else distribution.sample())
 
     def features(self, obs: Obs) -> Tensor:
         """The observations as [..., D] float32, normalised if this agent does that; leading axes are kept."""
@@ -88,11 +90,6 @@ class Agent(nn.Module):
             std = self.log_std.exp().expand_as(outputs)
             return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
         return Categorical(logits=outputs, validate_args=False)
-
-    def state_value(self, features: Tensor) -> Tensor:
-        """The value [n] at features [n, D]."""
-        values: Tensor = self.critic(features).squeeze(-1)
-        return values
 
     def action_targets(self, actions: Tensor) -> Tensor:
         """The environment's actions in the terms of `distribution`: indices from 0, or float32 rows."""
@@ -121,6 +118,49 @@ class Agent(nn.Module):
         self.obs_mean.copy_(mean)
         self.obs_var.copy_(var)
         self.obs_count.fill_(count)
+
+
+class Agent(Actor):
+    """A policy, and the value of observations."""
+
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        *,
+        hidden: Sequence[int] = (64, 64),
+        normalize_obs: bool = False,
+    ) -> None:
+        """Draw the weights from torch's global generator.
+
+        Raises:
+            SpaceError: as `Actor`.
+        """
+        super().__init__(observation_space, action_space, hidden=hidden, normalize_obs=normalize_obs)
+        self.critic = mlp([_feature_size(observation_space), *hidden, 1], last_gain=1.0)
+
+    def value(self, obs: Obs) -> Tensor:
+        """The value [n] of a batch of observations."""
+        return self.state_value(self.features(obs))
+
+    def state_value(self, features: Tensor) -> Tensor:
+        """The value [n] at features [n, D]."""
+        values: Tensor = self.critic(features).squeeze(-1)
+        return values
+
+    @torch.no_grad()
+    def next_values(self, batch: Batch[Tensor], values: Tensor) -> Floats:
+        """The value [T, N] of what each step of `batch` led to; `values` [T, N] are of its observations."""
+        last_values, final_values = self.value(batch.last_obs), self.value(batch.final_obs)
+        return next_values(
+            values.numpy(), last_values.numpy(), batch.final_index.numpy(), final_values.numpy()
+        )
+
+    def without_critic(self) -> Actor:
+        """The policy alone, on the same tensors: what workers need if nobody asks for their values."""
+        actor = Actor.__new__(Actor)
+        actor.__dict__ = self.__dict__ | {"_modules": {"actor": self.actor}}
+        return actor
 
 
 def mlp(sizes: Sequence[int], *, last_gain: float) -> nn.Sequential:

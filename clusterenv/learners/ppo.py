@@ -17,60 +17,27 @@ see what it does with stale data.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
+from clusterenv import LocalConfig, Rollout, SlurmConfig
 from clusterenv.errors import ConfigError
-from clusterenv.learners import defaults, interrupts
-from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners import defaults
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
-from clusterenv.learners.resuming import GlobalGenerators, milestone, reset_seed, restore, state_of
-from clusterenv.learners.returns import generalized_advantage, next_values
-from clusterenv.learners.runs import Run, Summary, default_folder, plain, ready_folder
+from clusterenv.learners.options import Options, check
+from clusterenv.learners.returns import generalized_advantage
+from clusterenv.learners.runs import Summary
+from clusterenv.learners.training import launched, shuffled, training
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
+class PPOConfig(Options):
     """Train an agent with PPO. The defaults shown are those of the environment named by --env-id."""
-
-    env_id: str
-    """Environment: a Gymnasium id, "module:Id-v0", or a registered name."""
-    workers: int = 2
-    """Worker processes."""
-    envs_per_worker: int = 32
-    """Environments of each worker."""
-    serial: bool = False
-    """Run worker and environments inside this process, for a debugger; needs --workers 1."""
-    kl_threshold: float | Literal["auto"] = 0.05
-    """Nats: a worker pulls weights when its policy has drifted further than this from the learner's; "auto":
-    each worker finds a threshold by itself."""
-    max_lag: int = 8
-    """Updates: no worker acts with a policy older than this."""
-    sync: str = "adaptive"
-    """"adaptive", or for comparison "every", "interval:k", "broadcast" or "never"."""
-    seed: int = 1
-    """Seed of weights, environments, action noise and minibatches."""
-    total_steps: int = 1_000_000
-    """Environment steps to train for."""
-    stop_at_return: float | None = None
-    """Stop once the mean return of the last 100 episodes reaches this; none: train for all steps."""
-    run_dir: Path | None = None
-    """Folder for this run's files; none: a new one in runs/."""
-    checkpoint_every: int = 100_000
-    """Environment steps between two milestones, from which a run can go on; environments are reset there."""
-    resume: Path | None = None
-    """Folder of a run to go on with from its last milestone, with its options where none are given."""
-    threads: int = 1
-    """Threads of the learner's arithmetic; more than one pays for larger networks only."""
 
     num_steps: int = 64
     """Steps of every environment between two updates."""
@@ -113,32 +80,21 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
-        for name in ("total_steps", "num_steps", "epochs", "num_minibatches", "threads", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(name, getattr(self, name), "a whole number from 1")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(name, getattr(self, name), "a number from 0 to 1")
-        for name in ("learning_rate", "clip_coef", "max_grad_norm", "max_behaviour_weight"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(name, getattr(self, name), "a number above 0")
-        for name in ("learning_rate", "value_coef", "entropy_coef"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(name, getattr(self, name), "a finite number")
-        self._check_bounds()
-
-    def _check_bounds(self) -> None:
-        cores = os.cpu_count() or 1
-        if self.threads > cores:  # torch crashes when it cannot start as many as it is told
-            raise ConfigError("threads", self.threads, f"at most {cores}, the cores of this machine")
-        if not 0 <= self.seed < 1 << 63:
-            raise ConfigError("seed", self.seed, "a whole number from 0 to 2**63-1")
-        if self.stop_at_return is not None and math.isnan(self.stop_at_return):
-            raise ConfigError("stop_at_return", self.stop_at_return, "a number, or None")
+        super().__post_init__()
+        check(
+            self,
+            whole=("num_steps", "epochs", "num_minibatches", "hidden"),
+            fraction=("gamma", "gae_lambda"),
+            positive=("learning_rate", "clip_coef", "max_grad_norm", "max_behaviour_weight"),
+            finite=("learning_rate", "value_coef", "entropy_coef"),
+        )
         if self.target_kl is not None and not self.target_kl >= 0:
             raise ConfigError("target_kl", self.target_kl, "a number from 0, or None")
-        if any(width < 1 for width in self.hidden):
-            raise ConfigError("hidden", self.hidden, "whole numbers from 1")
+
+    @property
+    def agent_options(self) -> dict[str, Any]:
+        """Keyword arguments of the agent, other than its spaces."""
+        return {"hidden": self.hidden, "normalize_obs": self.normalize_obs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +113,6 @@ class Samples:
         """Rows."""
         return len(self.advantages)
 
-    def shuffled(self, num_minibatches: int, generator: torch.Generator) -> list[Samples]:
-        """All rows in a new order, dealt into minibatches of nearly one size."""
-        order = torch.randperm(len(self), generator=generator)
-        return [
-            Samples(*(getattr(self, name)[rows] for name in self.__slots__))
-            for rows in order.tensor_split(min(num_minibatches, len(self)))
-        ]
-
 
 @torch.no_grad()
 def make_samples(
@@ -177,15 +125,11 @@ def make_samples(
     data = rollout.torch()
     features = agent.features(data.obs)  # [T, N, D]
     values = agent.state_value(features)
-    rewards = rollout.rewards
-    if reward_scale is not None:
-        rewards = reward_scale(rewards, rollout.terminations | rollout.truncations, rollout.valid)
-    last_values, final_values = agent.value(data.last_obs), agent.value(data.final_obs)
-    following = next_values(values.numpy(), last_values.numpy(), rollout.final_index, final_values.numpy())
+    rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
     gae = generalized_advantage(
         rewards,
         values.numpy(),
-        following,
+        agent.next_values(data, values),
         rollout.terminations,
         rollout.truncations,
         rollout.valid,
@@ -246,7 +190,7 @@ def update(
     means: dict[str, float] = {}
     for _ in range(config.epochs):
         logs = []
-        for minibatch in samples.shuffled(config.num_minibatches, generator):
+        for minibatch in shuffled(samples, config.num_minibatches, generator):
             loss, log = ppo_loss(agent, minibatch, config)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
@@ -272,94 +216,26 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    launcher = launcher or LocalConfig(nodes=config.workers, serial=config.serial)
-    torch.set_num_threads(config.threads)
-    torch.manual_seed(config.seed)
-    shuffling = torch.Generator().manual_seed(config.seed)
-    folder = config.resume or config.run_dir or default_folder("ppo", config.env_id, config.seed)
-    last = None if config.resume is None else milestone(config.resume, "ppo")
-    with ClusterEnv(env_options(config), launcher) as env:
-        with ready_folder(folder, resume=last is not None):
-            spaces = env.launch()
-        agent = Agent(*spaces, **agent_options(config))
+    with launched("ppo", config, launcher) as (env, folder):
+        agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
-        parts: dict[str, Any] = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling}
-        parts["generators"] = GlobalGenerators()
-        if reward_scale is not None:
-            parts["scale"] = reward_scale
-        with Run(
-            "ppo",
-            config,
-            folder,
-            total_steps=config.total_steps,
-            weight_bytes=agent.num_bytes,
-            checkpoint_every=config.checkpoint_every,
-            resume=last is not None,
-        ) as run:
-            parts["run"] = run
-            if last is not None:
-                restore(parts, last.training)
-            env.reset(seed=reset_seed(config.seed, run.steps))
-            try:
-                while run.steps < config.total_steps and not run.reached(config.stop_at_return):
-                    if config.anneal_lr:
-                        remaining = 1 - run.steps / config.total_steps
-                        optimizer.param_groups[0]["lr"] = config.learning_rate * remaining
-                    rollout = env.rollout(agent, num_steps=config.num_steps)
-                    samples = make_samples(agent, rollout, config, reward_scale)
-                    losses = update(agent, optimizer, samples, config, shuffling)
-                    agent.observe(rollout.obs, rollout.valid)
-                    run.log(rollout, env.stats(), losses)
-                    if run.milestone_is_due():
-                        run.save_milestone(checkpoint(config, run.steps, agent, optimizer, state_of(parts)))
-                        env.reset(seed=reset_seed(config.seed, run.steps))
-                        if reward_scale is not None:
-                            reward_scale.start_over()
-                    elif run.checkpoint_is_due():
-                        run.save(checkpoint(config, run.steps, agent, optimizer))
-            finally:
-                interrupts.hold()
-                run.save(checkpoint(config, run.steps, agent, optimizer))
+        shuffling = torch.Generator().manual_seed(config.seed)
+        parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
+        with training("ppo", config, folder, parts, weight_bytes=agent.num_bytes) as run:
+            env.reset(seed=run.reset_seed)
+            while run.goes_on:
+                if config.anneal_lr:
+                    optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
+                rollout = env.rollout(agent, num_steps=config.num_steps)
+                samples = make_samples(agent, rollout, config, reward_scale)
+                losses = update(agent, optimizer, samples, config, shuffling)
+                agent.observe(rollout.obs, rollout.valid)
+                if run.log(rollout, env.stats(), losses):  # a milestone
+                    env.reset(seed=run.reset_seed)
+                    if reward_scale is not None:
+                        reward_scale.start_over()
     return run.summary()
-
-
-def env_options(config: PPOConfig) -> dict[str, Any]:
-    """The options of ClusterEnv."""
-    return {
-        "type": "gymnasium",
-        "env_name": config.env_id,
-        "envs_per_node": config.envs_per_worker,
-        "kl_threshold": config.kl_threshold,
-        "max_lag": config.max_lag,
-        "sync": config.sync,
-        "seed": config.seed,
-    }
-
-
-def agent_options(config: PPOConfig) -> dict[str, Any]:
-    """The options of the agent."""
-    return {"hidden": config.hidden, "normalize_obs": config.normalize_obs}
-
-
-def checkpoint(
-    config: PPOConfig,
-    steps: int,
-    agent: Agent,
-    optimizer: torch.optim.Optimizer,
-    training: dict[str, Any] | None = None,
-) -> Checkpoint:
-    """The agent as it is now, and what it takes to build it again; at a milestone, `training` to go on."""
-    return Checkpoint(
-        algorithm="ppo",
-        env_id=config.env_id,
-        steps=steps,
-        agent=agent.state_dict(),
-        agent_options=agent_options(config),
-        optimizer=optimizer.state_dict(),
-        config=plain(config),
-        training=training or {},
-    )
 
 
 def parse(argv: Sequence[str]) -> tuple[PPOConfig, LocalConfig | SlurmConfig]:

@@ -369,7 +369,8 @@ def _added(earlier: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, An
         reasons.update(worker.get("syncs_by_reason", {}))
         checks = before.get("checks", 0) + worker.get("checks", 0)
         counts = {"sync_count": reasons.total(), "syncs_by_reason": dict(reasons), "checks": checks}
-        workers.append(counts | {"kl": float(worker.get("kl", before.get("kl", 0.0)))})
+        newest = {name: float((worker or before).get(name, 0.0)) for name in ("kl", "kl_threshold")}
+        workers.append(counts | newest)
     return {"workers": workers} | {name: earlier.get(name, 0) + stats.get(name, 0) for name in names}
 
 

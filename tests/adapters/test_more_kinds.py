@@ -275,7 +275,9 @@ class OneStateForAll(ForgetsItsState):
     ],
 )
 def test_states_that_cannot_work_are_refused(agent: object, message: str) -> None:
-    with pytest.raises(AgentError, match=message):
+    def begin() -> None:
         _, worker = pair(agent, TORQUES if isinstance(agent, Actor) else spaces.Discrete(3))
-        state = worker.initial_state(ROWS)
-        worker.act(OBS, seed=1, env_ids=IDS, steps=IDS, state=state)
+        worker.act(OBS, seed=1, env_ids=IDS, steps=IDS, state=worker.initial_state(ROWS))
+
+    with pytest.raises(AgentError, match=message):
+        begin()

@@ -80,5 +80,5 @@ def test_unknown_algorithm_is_answered_with_the_nearest(capsys: pytest.CaptureFi
 
     assert capsys.readouterr().err.splitlines() == [
         "clusterenv: there is no algorithm 'poo'; did you mean 'ppo'?",
-        "clusterenv: there is no algorithm 'dreamer'; there are: ppo",
+        "clusterenv: there is no algorithm 'dreamer'; there are: ppo, a2c, a3c, impala, dqn, sac",
     ]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from gymnasium import spaces
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -18,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from clusterenv import Rollout
 from clusterenv.batches import EpisodeRecord
 from clusterenv.errors import ConfigError
-from clusterenv.learners import ppo
+from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.ppo import PPOConfig
 from clusterenv.learners.runs import WINDOW, Run, RunFolderError, Summary, default_folder
@@ -143,7 +142,15 @@ def test_folder_of_the_system_is_refused() -> None:
 
 def test_full_disk_names_the_file_and_leaves_the_checkpoint(tmp_path: Path) -> None:
     agent = Agent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
-    checkpoint = ppo.checkpoint(CONFIG, 7, agent, torch.optim.Adam(agent.parameters()))
+    checkpoint = Checkpoint(
+        algorithm="ppo",
+        env_id="CartPole-v1",
+        steps=7,
+        agent=agent.state_dict(),
+        agent_options={},
+        optimizer={},
+        config={},
+    )
     run = run_in(tmp_path)
     run.save(checkpoint)
     run.log(rollout_with([]), stats_after(SYNCS), {"value_loss": 0.5})

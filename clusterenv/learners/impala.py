@@ -1,0 +1,239 @@
+"""IMPALA over `ClusterEnv.rollout`, to read downwards: options, samples, loss, batches, loop.
+
+Workers pull weights only when their policy has drifted, so a batch may come from an older policy mu. V-trace
+(Espeholt and others, 2018) corrects for that, with the log-probs that were stored when acting:
+
+    rho = min(rho_bar, pi / mu)     weight of a step, in the targets and in the gradient
+    c   = lambda min(c_bar, pi / mu)     how far what came later counts
+
+A batch is replayed in some passes. Each begins with new values, ratios and targets from the learner's
+networks, and holds the policy near the one that they came from, as PPO does:
+
+    maximise  mean of  min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_pass,   A of V-trace, with its rho
+
+With one pass of one minibatch r is 1, and this is the policy gradient of the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
+from clusterenv.errors import ConfigError
+from clusterenv.learners import defaults
+from clusterenv.learners.moments import RewardScale
+from clusterenv.learners.networks import Actor, Agent
+from clusterenv.learners.options import Options, check
+from clusterenv.learners.returns import Array, vtrace
+from clusterenv.learners.runs import Summary
+from clusterenv.learners.training import launched, shuffled, training
+
+
+@dataclass(frozen=True, kw_only=True)
+class IMPALAConfig(Options):
+    """Train an agent with IMPALA. The defaults shown are those of the environment named by --env-id."""
+
+    max_lag: int = 256
+    """Updates: no worker acts with a policy older than this."""
+    num_steps: int = 64
+    """Steps of every environment between two updates."""
+    passes: int = 4
+    """Times that a batch is used; the targets are computed anew each time."""
+    num_minibatches: int = 4
+    """Steps of the optimiser in each pass."""
+    learning_rate: float = 1e-3
+    """Adam's step size at the start."""
+    anneal_lr: bool = True
+    """Let the step size fall to 0 in a straight line over the run."""
+    gamma: float = 0.99
+    """Discount."""
+    trace_lambda: float = 0.95
+    """Lambda of V-trace: 1 as in the paper; less trusts the critic more."""
+    rho_bar: float = 1.0
+    """Largest weight of a step; at least c_bar. It decides which policy's values are learnt."""
+    c_bar: float = 1.0
+    """Largest trace of a step."""
+    clip_coef: float = 0.2
+    """Epsilon of the clip around the policy at the beginning of a pass; inf: no clip."""
+    normalize_advantages: bool = True
+    """Give the advantages of each minibatch mean 0 and deviation 1."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.003
+    """Weight of the entropy bonus."""
+    max_grad_norm: float = 0.5
+    """Largest norm of the gradient."""
+    normalize_obs: bool = True
+    """Normalise observations by running statistics."""
+    scale_rewards: bool = True
+    """Divide rewards by the running deviation of the discounted return."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of the policy and of the value network."""
+
+    def __post_init__(self) -> None:
+        """Check what ClusterEnv does not check itself."""
+        super().__post_init__()
+        check(
+            self,
+            whole=("num_steps", "passes", "num_minibatches", "hidden"),
+            fraction=("gamma", "trace_lambda"),
+            positive=("learning_rate", "rho_bar", "c_bar", "clip_coef", "max_grad_norm"),
+            finite=("learning_rate", "value_coef", "entropy_coef"),
+        )
+        if self.rho_bar < self.c_bar:
+            raise ConfigError("rho_bar", self.rho_bar, f"at least c_bar = {self.c_bar}")
+
+    @property
+    def agent_options(self) -> dict[str, Any]:
+        """Keyword arguments of the agent, other than its spaces."""
+        return {"hidden": self.hidden, "normalize_obs": self.normalize_obs}
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The valid rows of a batch with all that the loss of one pass needs; each tensor is [rows, ...]."""
+
+    features: Tensor
+    actions: Tensor
+    pass_log_probs: Tensor
+    advantages: Tensor
+    targets: Tensor
+
+
+@torch.no_grad()
+def make_samples(
+    agent: Agent, rollout: Rollout, rewards: Array, config: IMPALAConfig
+) -> tuple[Samples, dict[str, float]]:
+    """The rows to learn from in one pass, by `agent` as it is when called, and what to log of them."""
+    batch = rollout.torch()
+    valid = batch.valid
+    features = agent.features(batch.obs)  # [T, N, D]
+    values = agent.state_value(features)
+    actions = agent.action_targets(batch.actions)
+    log_probs = agent.policy(features.flatten(0, 1)).log_prob(actions.flatten(0, 1)).view_as(values)
+    log_ratios = torch.where(valid, log_probs - batch.log_probs, 0.0)
+    trace = vtrace(
+        rewards,
+        values.numpy(),
+        agent.next_values(batch, values),
+        rollout.terminations,
+        rollout.truncations,
+        rollout.valid,
+        log_ratios.numpy(),
+        gamma=config.gamma,
+        rho_bar=config.rho_bar,
+        c_bar=config.c_bar,
+        trace_lambda=config.trace_lambda,
+    )
+    targets = torch.from_numpy(trace.targets).float()[valid]
+    samples = Samples(
+        features[valid],
+        actions[valid],
+        log_probs[valid],
+        torch.from_numpy(trace.advantages).float()[valid],
+        targets,
+    )
+    ratios = log_ratios[valid].exp()
+    unexplained = (targets - values[valid]).var(correction=0)
+    return samples, {
+        "rho": float(ratios.clamp(max=config.rho_bar).mean()),
+        "kl_behaviour": float((ratios - 1 - log_ratios[valid]).mean()),
+        "explained_variance": float(1 - unexplained / (targets.var(correction=0) + 1e-8)),
+    }
+
+
+def impala_loss(agent: Agent, samples: Samples, config: IMPALAConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss over one minibatch, and what to log of it."""
+    distribution = agent.policy(samples.features)
+    ratios = (distribution.log_prob(samples.actions) - samples.pass_log_probs).exp()
+    advantages = samples.advantages
+    if config.normalize_advantages:
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    clipped = ratios.clamp(1 - config.clip_coef, 1 + config.clip_coef)
+    policy_loss = -torch.min(ratios * advantages, clipped * advantages).mean()
+    value_loss = 0.5 * ((agent.state_value(samples.features) - samples.targets) ** 2).mean()
+    entropy = distribution.entropy().mean()
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    return loss, {
+        "policy_loss": policy_loss.detach(),
+        "value_loss": value_loss.detach(),
+        "entropy": entropy.detach(),
+        "clip_fraction": ((ratios.detach() - 1).abs() > config.clip_coef).float().mean(),
+    }
+
+
+def update(
+    agent: Agent,
+    optimizer: torch.optim.Optimizer,
+    rollout: Rollout,
+    rewards: Array,
+    config: IMPALAConfig,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """Optimise `agent` over a batch in some passes, then its observation statistics; what to log of them.
+
+    `rewards` [T, N] are those of the batch, scaled or not. Without valid rows nothing is done.
+    """
+    if not rollout.valid.any():
+        return {}
+    first: dict[str, float] = {}
+    logs: list[dict[str, Tensor]] = []
+    for _ in range(config.passes):
+        samples, log_of_pass = make_samples(agent, rollout, rewards, config)
+        first = first or log_of_pass
+        for minibatch in shuffled(samples, config.num_minibatches, generator):
+            loss, log = impala_loss(agent, minibatch, config)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
+            optimizer.step()
+            logs.append(log)
+    agent.observe(rollout.obs, rollout.valid)
+    return first | {name: float(torch.stack([log[name] for log in logs]).mean()) for name in logs[0]}
+
+
+@contextmanager
+def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Iterator[Rollout]]:
+    """Batches without end."""
+    yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
+
+
+def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:
+    """Train, and return what it took; the run's folder holds its metrics, curves and newest checkpoint.
+
+    However the run ends, by an interrupt too, its agent is in the checkpoint and no process is left.
+
+    Args:
+        config: the options of the algorithm.
+        launcher: where the workers run; none: on this machine, as many as `config` says.
+    """
+    with launched("impala", config, launcher) as (env, folder):
+        agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
+        actor = agent.without_critic()
+        optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+        reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
+        shuffling = torch.Generator().manual_seed(config.seed)
+        parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
+        with training("impala", config, folder, parts, weight_bytes=actor.num_bytes) as run:
+            env.reset(seed=run.reset_seed)
+            with batches(env, actor, config) as collected:
+                while run.goes_on:
+                    if config.anneal_lr:
+                        optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
+                    rollout = next(collected)
+                    rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
+                    losses = update(agent, optimizer, rollout, rewards, config, shuffling)
+                    run.log(rollout, env.stats(), losses)
+    return run.summary()
+
+
+def parse(argv: Sequence[str]) -> tuple[IMPALAConfig, LocalConfig | SlurmConfig]:
+    """The options of a command line, over the defaults of its environment, and where the workers run."""
+    return defaults.parse("impala", IMPALAConfig, argv)

@@ -1,0 +1,103 @@
+"""The options that every algorithm has, and checks of options; each algorithm adds its own to `Options`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from clusterenv.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is trained on, where, for how long, and when workers pull weights."""
+
+    env_id: str
+    """Environment: a Gymnasium id, "module:Id-v0", or a registered name."""
+    workers: int = 2
+    """Worker processes."""
+    envs_per_worker: int = 32
+    """Environments of each worker."""
+    serial: bool = False
+    """Run worker and environments inside this process, for a debugger; needs --workers 1."""
+    kl_threshold: float | Literal["auto"] = 0.05
+    """Nats: a worker pulls weights when its policy has drifted further than this from the learner's; "auto":
+    each worker finds a threshold by itself."""
+    max_lag: int = 8
+    """Updates: no worker acts with a policy older than this."""
+    sync: str = "adaptive"
+    """"adaptive", or for comparison "every", "interval:k", "broadcast" or "never"."""
+    seed: int = 1
+    """Seed of weights, environments, action noise and minibatches."""
+    total_steps: int = 1_000_000
+    """Environment steps to train for."""
+    stop_at_return: float | None = None
+    """Stop once the mean return of the last 100 episodes reaches this; none: train for all steps."""
+    run_dir: Path | None = None
+    """Folder for this run's files; none: a new one in runs/."""
+    checkpoint_every: int = 100_000
+    """Environment steps between two milestones, from which a run can go on; environments are reset there."""
+    resume: Path | None = None
+    """Folder of a run to go on with from its last milestone, with its options where none are given."""
+    threads: int = 1
+    """Threads of the learner's arithmetic; more than one pays for larger networks only."""
+
+    def __post_init__(self) -> None:
+        """Check what ClusterEnv does not check itself."""
+        check(self, whole=("total_steps", "threads", "checkpoint_every"))
+        cores = os.cpu_count() or 1
+        if self.threads > cores:  # torch crashes when it cannot start as many as it is told
+            raise ConfigError("threads", self.threads, f"at most {cores}, the cores of this machine")
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError("seed", self.seed, "a whole number from 0 to 2**63-1")
+        if self.stop_at_return is not None and math.isnan(self.stop_at_return):
+            raise ConfigError("stop_at_return", self.stop_at_return, "a number, or None")
+
+    @property
+    def env_options(self) -> dict[str, Any]:
+        """The options of ClusterEnv."""
+        return {
+            "type": "gymnasium",
+            "env_name": self.env_id,
+            "envs_per_node": self.envs_per_worker,
+            "kl_threshold": self.kl_threshold,
+            "max_lag": self.max_lag,
+            "sync": self.sync,
+            "seed": self.seed,
+        }
+
+    @property
+    def agent_options(self) -> dict[str, Any]:
+        """Keyword arguments of the algorithm's agent, other than its spaces."""
+        return {}
+
+
+def check(
+    config: Options,
+    *,
+    whole: Sequence[str] = (),
+    fraction: Sequence[str] = (),
+    positive: Sequence[str] = (),
+    finite: Sequence[str] = (),
+) -> None:
+    """The options named hold numbers from 1, from 0 to 1, above 0, and finite ones; tuples: all of them do.
+
+    Raises:
+        ConfigError: if one does not.
+    """
+    for names, holds, expected in (
+        (whole, lambda value: value >= 1, "a whole number from 1"),
+        (fraction, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+        (positive, lambda value: value > 0, "a number above 0"),
+        (finite, math.isfinite, "a finite number"),
+    ):
+        for name in names:
+            value = getattr(config, name)
+            if isinstance(value, tuple):
+                expected = expected.removeprefix("a ").replace("number", "numbers")
+            if not all(map(holds, value if isinstance(value, tuple) else (value,))):
+                raise ConfigError(name, value, expected)

@@ -1,0 +1,153 @@
+"""What training runs have in common: how they begin, go on and end, and minibatches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
+from clusterenv.learners import interrupts
+from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.options import Options
+from clusterenv.learners.resuming import GlobalGenerators, milestone, reset_seed, restore, state_of
+from clusterenv.learners.runs import Run, Summary, default_folder, plain, ready_folder
+
+SamplesT = TypeVar("SamplesT", bound=Any)  # a dataclass of tensors
+
+
+@contextmanager
+def launched(
+    algorithm: str, config: Options, launcher: LocalConfig | SlurmConfig | None
+) -> Iterator[tuple[ClusterEnv, Path]]:
+    """Environments whose workers are up, and the folder for the run; torch is seeded.
+
+    Args:
+        algorithm: names the folder, if `config` does not.
+        config: the options of the run.
+        launcher: where the workers run; none: on this machine, as many as `config` says.
+    """
+    launcher = launcher or LocalConfig(nodes=config.workers, serial=config.serial)
+    torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    folder = config.resume or config.run_dir or default_folder(algorithm, config.env_id, config.seed)
+    if config.resume is not None:
+        milestone(config.resume, algorithm)
+    with ClusterEnv(config.env_options, launcher) as env:
+        with ready_folder(folder, resume=config.resume is not None):
+            env.launch()
+        yield env, folder
+
+
+class Training:
+    """A run that goes on until its options say it is done; saves what is due after each update."""
+
+    def __init__(self, algorithm: str, config: Options, run: Run, parts: Mapping[str, Any]) -> None:
+        """Go on from the last milestone, if `config` says so; `parts` are those of `resuming`."""
+        self._algorithm = algorithm
+        self._config = config
+        self._run = run
+        self._parts = {"run": run, "generators": GlobalGenerators(), **parts}
+        if config.resume is not None:
+            restore(self._parts, milestone(config.resume, algorithm).training)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether neither the steps nor the return asked for have been reached."""
+        run, config = self._run, self._config
+        return run.steps < config.total_steps and not run.reached(config.stop_at_return)
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return self._run.steps
+
+    @property
+    def remaining(self) -> float:
+        """What is left of the run, from 1 to 0."""
+        return max(0.0, 1 - self._run.steps / self._config.total_steps)
+
+    @property
+    def reset_seed(self) -> int:
+        """For the reset of all environments at the start, and at each milestone."""
+        return reset_seed(self._config.seed, self._run.steps)
+
+    def log(self, rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[str, float]) -> bool:
+        """Count one update made with `rollout`, show it, and save what is due; whether that was a milestone.
+
+        A run that goes on from a milestone is the one that never stopped if all environments are reset there.
+        """
+        self._run.log(rollout, stats, losses)
+        if self._run.milestone_is_due():
+            self._run.save_milestone(self._checkpoint(state_of(self._parts)))
+            return True
+        if self._run.checkpoint_is_due():
+            self.save()
+        return False
+
+    def save(self) -> None:
+        """Replace the checkpoint by the agent as it is."""
+        self._run.save(self._checkpoint({}))
+
+    def summary(self) -> Summary:
+        """What the run has done so far."""
+        return self._run.summary()
+
+    def _checkpoint(self, training: Mapping[str, Any]) -> Checkpoint:
+        agent: nn.Module = self._parts["agent"]
+        return Checkpoint(
+            algorithm=self._algorithm,
+            env_id=self._config.env_id,
+            steps=self._run.steps,
+            agent=agent.state_dict(),
+            agent_options=self._config.agent_options,
+            optimizer=self._parts["optimizer"].state_dict(),
+            config=plain(self._config),
+            training=dict(training),
+        )
+
+
+@contextmanager
+def training(
+    algorithm: str, config: Options, folder: Path, parts: Mapping[str, Any], *, weight_bytes: int
+) -> Iterator[Training]:
+    """A run in `folder`, begun or gone on with; however it ends, its agent is saved.
+
+    Args:
+        algorithm: its name on the command line.
+        config: every option.
+        folder: for the run's files.
+        parts: all that the run changes, as `resuming.Parts`; "agent" and "optimizer" among them. None: none.
+        weight_bytes: of what workers act with.
+    """
+    with Run(
+        algorithm,
+        config,
+        folder,
+        total_steps=config.total_steps,
+        weight_bytes=weight_bytes,
+        checkpoint_every=config.checkpoint_every,
+        resume=config.resume is not None,
+    ) as run:
+        present = {name: part for name, part in parts.items() if part is not None}
+        course = Training(algorithm, config, run, present)
+        try:
+            yield course
+        finally:
+            interrupts.hold()
+            course.save()
+
+
+def shuffled(samples: SamplesT, num_minibatches: int, generator: torch.Generator) -> list[SamplesT]:
+    """All rows of a dataclass of tensors [rows, ...] in a new order, in minibatches of nearly one size."""
+    columns = [getattr(samples, item.name) for item in dataclasses.fields(samples)]
+    order = torch.randperm(len(columns[0]), generator=generator)
+    return [
+        type(samples)(*(column[rows] for column in columns))
+        for rows in order.tensor_split(min(num_minibatches, len(order)))
+    ]
