@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical
 
 from clusterenv import policy
 from clusterenv.adapters import adapt
@@ -160,6 +162,32 @@ def test_lstm_of_cleanrl_acts_as_its_learner_unrolls_it() -> None:
         )
     np.testing.assert_allclose(fragment.log_probs.reshape(36), log_probs, atol=1e-5)
     np.testing.assert_allclose(fragment.values.reshape(36), values[:, 0], atol=1e-5)
+
+
+class Drifting(Counter):
+    """Adds how long the episode lasts to a linear function of the observations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 2)
+
+    def distribution(self, obs: Tensor, state: Any) -> tuple[Categorical, Any]:
+        _, after = super().distribution(obs, state)
+        bonus = torch.tensor([0.0, 1.0]) * state["seen"].mean()
+        return Categorical(logits=self.linear(obs) + bonus), after
+
+
+def test_what_the_state_adds_is_computed_at_every_step() -> None:
+    agent = Drifting()
+    runner = runner_of([partial(Count, 50)] * 2, autoreset_mode="SameStep")
+    give_agent(carrier(runner), agent, ENVS[0]())
+    reset(carrier(runner), 2)
+    fragment = collect(runner, 40)
+    assert fragment.params is not None
+    obs = torch.from_numpy(fragment.obs[0])
+    with torch.no_grad():
+        expected = (agent.linear(obs) + torch.tensor([0.0, 1.0]) * obs).log_softmax(-1).numpy()
+    np.testing.assert_allclose(fragment.params, expected, atol=1e-4)
 
 
 def test_agents_without_state_have_none() -> None:

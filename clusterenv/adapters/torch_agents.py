@@ -27,6 +27,7 @@ from clusterenv.adapters.base import (
     rows_of,
     takes_env_ids,
 )
+from clusterenv.adapters.fused import Fused
 from clusterenv.adapters.reading import (
     AnyDistribution,
     joint_log_prob,
@@ -52,6 +53,8 @@ from clusterenv.errors import AgentError
 TOLERANCE = 1e-5
 """Difference of log-probabilities, absolute and relative, up to which ours counts as the agent's."""
 
+METHODS = ("distribution", "get_distribution", "get_action_and_value", "forward", "act", "value", "get_value")
+
 
 class TorchAdapter:
     """What all torch agents share: state, pickling, and what a call may touch.
@@ -74,6 +77,9 @@ class TorchAdapter:
         self._takes_env_ids: dict[str, bool] = {}
         self._recurrent = self._has_state()
         self._agent_state = AgentState(agent, self.state_axis)
+        # What depends on more than the observations cannot be found by watching how they are used.
+        asks = any(takes_env_ids(agent, name) for name in METHODS)
+        self._fused = Fused(watch=own and not self._recurrent and not asks)
         if own:
             for module in modules_of(agent):
                 module.eval()
@@ -143,6 +149,7 @@ class TorchAdapter:
             self._agent_state = AgentState(self._agent, self.state_axis)
         else:
             import_state(self._agent, state)
+        self._fused.forget()
         self._state_loaded()
 
     def dumps(self) -> bytes:
@@ -206,10 +213,15 @@ class DistributionAdapter(TorchAdapter):
     ) -> Acted:
         """Draw from the parameters where the family is known; else the agent's distribution draws."""
         rows = len(env_ids)
+        if not with_values and (known := self._fused.params(obs)) is not None:
+            actions, log_probs = draw(*known, seed=seed, env_ids=env_ids, steps=steps)
+            return Acted(self._terms.to_env(actions, rows), log_probs, nothing(rows), known[1])
         with self._session():
             inputs = self._inputs(obs)
-            distribution, next_state = self._distribution(inputs, env_ids, state)
+            with self._fused.watching(inputs):
+                distribution, next_state = self._distribution(inputs, env_ids, state)
             params = self._params(distribution, rows)
+            self._fused.learn(obs, self._family, params, self._plain(distribution))
             if params is not None and self._family is not None:
                 actions, log_probs = draw(self._family, params, seed=seed, env_ids=env_ids, steps=steps)
             else:
@@ -270,6 +282,10 @@ class DistributionAdapter(TorchAdapter):
             )
         return distribution, next_state
 
+    def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
+        """The distribution of torch that holds the parameters."""
+        return distribution
+
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
         found = read(distribution, self._terms.family, rows)
         self._family, params = (None, None) if found is None else found
@@ -320,9 +336,11 @@ class SB3Adapter(DistributionAdapter):
         asked = self._env_ids("get_distribution", env_ids)
         return self._agent.get_distribution(inputs, **asked), []
 
+    def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
+        return getattr(distribution, "distribution", None)
+
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
-        inner = getattr(distribution, "distribution", None)
-        params = super()._params(inner, rows)
+        params = super()._params(self._plain(distribution), rows)
         if params is None:
             return None
         if self._trusted is None or not self._own:
