@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,8 +52,10 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         self._pool = self._made([None] * num_envs)
         if self._pool.config.get("max_num_players", 1) != 1:
             raise ValueError(f"{env_name!r} has several players; only environments of one agent can be run")
-        self.single_observation_space = _mended(self._pool.single_observation_space)
-        self.single_action_space = self._pool.single_action_space
+        with warnings.catch_warnings():  # of bounds that are rounded to the dtype of their space
+            warnings.filterwarnings("ignore", r".*precision lowered", UserWarning)
+            self.single_observation_space = _mended(self._pool.single_observation_space)
+            self.single_action_space = self._pool.single_action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.render_mode = self._pool.render_mode
