@@ -18,6 +18,7 @@ from clusterenv.adapters.base import (
     Ints,
     Nested,
     agent_errors,
+    nothing,
     rows_of,
 )
 from clusterenv.adapters.capture import Capture, Draw, capturing
@@ -45,6 +46,11 @@ class CapturedAdapter(TorchAdapter):
         self._method = method
         self._trusted: bool | None = None
 
+    @property
+    def values_apart(self) -> bool:  # type: ignore[override]
+        """Whether actions were found without them."""
+        return self._fused.used
+
     @agent_errors
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
         """Draw from the captured parameters; else the agent draws."""
@@ -53,9 +59,12 @@ class CapturedAdapter(TorchAdapter):
         def keyed(family: Family, params: Floats) -> tuple[Array, Floats]:
             return draw(family, params, seed=seed, env_ids=env_ids, steps=steps)
 
+        if not with_values and (known := self._fused.params(obs)) is not None:
+            actions, log_probs = draw(*known, seed=seed, env_ids=env_ids, steps=steps)
+            return Acted(self._terms.to_env(actions, rows), log_probs, nothing(rows), known[1])
         with self._session():
             inputs = self._inputs(obs)
-            acted = self._captured(inputs, rows, keyed, env_ids)
+            acted = self._captured(inputs, rows, keyed, env_ids, watched=obs)
             if acted is not None:
                 return acted
             with keyed_noise(self._place[0], seed, env_ids, steps):
@@ -96,6 +105,8 @@ class CapturedAdapter(TorchAdapter):
     def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
         """Values [n], by `get_value` if the agent has it."""
         rows = rows_of(obs)
+        if (values := self._fused.values(obs)) is not None:
+            return values
         with self._session():
             inputs = self._inputs(obs)
             get_value = getattr(self._agent, "get_value", None)
@@ -111,14 +122,22 @@ class CapturedAdapter(TorchAdapter):
     def _state_loaded(self) -> None:
         self._trusted = None
 
-    def _captured(self, inputs: Nested, rows: int, draw_for: Draw, env_ids: Ints | None) -> Acted | None:
-        """The agent's step with the samples of `draw_for`; None if its distribution cannot be captured."""
+    def _captured(
+        self, inputs: Nested, rows: int, draw_for: Draw, env_ids: Ints | None, *, watched: Nested = None
+    ) -> Acted | None:
+        """The agent's step with the samples of `draw_for`; None if its distribution cannot be captured.
+
+        How it comes from the observations `watched` to its numbers is remembered.
+        """
         family = self._terms.family
         if family is None or (self._own and self._trusted is False):
             return None
         known = self._own and self._trusted is True
-        capture = Capture(family, rows, draw_for, skip_scores=known)
-        with contextlib.nullcontext() if known else kept_generators(self._place[0]), capturing(capture):
+        watching = contextlib.nullcontext() if watched is None else self._fused.watching(inputs)
+        aside = self._fused.not_watching
+        capture = Capture(family, rows, draw_for, skip_scores=known, aside=aside)
+        generators = contextlib.nullcontext() if known else kept_generators(self._place[0])
+        with generators, capturing(capture), watching:
             action, log_prob, value = self._call(inputs, env_ids)
         params, actions, log_probs = capture.params, capture.actions, capture.log_probs
         self._trusted = (
@@ -129,6 +148,8 @@ class CapturedAdapter(TorchAdapter):
             and (known or _agree(capture.family, params, actions, log_probs, log_prob))
         )
         self._family = capture.family if self._trusted else None
+        if watched is not None:
+            self._fused.learn(watched, self._family, params, capture.distribution, value)
         if not self._trusted or actions is None or log_probs is None:
             return None
         return Acted(self._terms.to_env(actions, rows), log_probs, to_column(value, rows, "value"), params)

@@ -26,6 +26,7 @@ from clusterenv.adapters.base import (
     rows_of,
     takes_env_ids,
 )
+from clusterenv.adapters.fused import Fused
 from clusterenv.adapters.reading import (
     AnyDistribution,
     joint_log_prob,
@@ -68,6 +69,7 @@ class TorchAdapter:
         self._whole = not (state_tensors(agent) or modules_of(agent))
         self._family: Family | None = None
         self._takes_env_ids: dict[str, bool] = {}
+        self._fused = Fused(watch=own)
         if own:
             for module in modules_of(agent):
                 module.eval()
@@ -108,6 +110,7 @@ class TorchAdapter:
             self._agent = pickling.whole_agent(state)
         else:
             import_state(self._agent, state)
+        self._fused.forget()
         self._state_loaded()
 
     def dumps(self) -> bytes:
@@ -158,10 +161,15 @@ class DistributionAdapter(TorchAdapter):
     def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
         """Draw from the parameters where the family is known; else the agent's distribution draws."""
         rows = len(env_ids)
+        if not with_values and (known := self._fused.params(obs)) is not None:
+            actions, log_probs = draw(*known, seed=seed, env_ids=env_ids, steps=steps)
+            return Acted(self._terms.to_env(actions, rows), log_probs, nothing(rows), known[1])
         with self._session():
             inputs = self._inputs(obs)
-            distribution = self._distribution(inputs, env_ids)
+            with self._fused.watching(inputs):
+                distribution = self._distribution(inputs, env_ids)
             params = self._params(distribution, rows)
+            self._fused.learn(obs, self._family, params, self._plain(distribution))
             if params is not None and self._family is not None:
                 actions, log_probs = draw(self._family, params, seed=seed, env_ids=env_ids, steps=steps)
             else:
@@ -202,6 +210,10 @@ class DistributionAdapter(TorchAdapter):
                 f"the agent's distribution(obs) gave {type(distribution).__name__}; "
                 "expected a torch.distributions.Distribution, such as Categorical or Independent(Normal, 1)"
             )
+        return distribution
+
+    def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
+        """The distribution of torch that holds the parameters."""
         return distribution
 
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
@@ -247,9 +259,11 @@ class SB3Adapter(DistributionAdapter):
     def _distribution(self, inputs: Nested, env_ids: Ints | None) -> AnyDistribution:
         return self._agent.get_distribution(inputs, **self._env_ids("get_distribution", env_ids))
 
+    def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
+        return getattr(distribution, "distribution", None)
+
     def _params(self, distribution: AnyDistribution, rows: int) -> Floats | None:
-        inner = getattr(distribution, "distribution", None)
-        params = super()._params(inner, rows)
+        params = super()._params(self._plain(distribution), rows)
         if params is None:
             return None
         if self._trusted is None or not self._own:
