@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
-from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, unmoved_step
+from clusterenv.batches import ActBatch, Fragment, unmoved_step
+from clusterenv.claims import check_policy, own_episode
 from clusterenv.config import EnvConfig
 from clusterenv.distributions import Family
-from clusterenv.errors import AgentError
+from clusterenv.errors import AgentError, ProtocolError
 from clusterenv.head import Head
 from clusterenv.layout import SpaceLayout
-from clusterenv.outcomes import Absent, Fresh, Reply, Returned
+from clusterenv.outcomes import Absent, Fresh, Outcome, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
 from clusterenv.policy_sync import compares, prototype_rows, sample_size
@@ -125,7 +126,7 @@ class Acting:
         fragments: list[Fragment | None] = []
         while not any(fragments):  # never an empty batch: all lost at once, so wait for the first to return
             outcomes = self._head.call(command, m.FragmentReply)
-            fragments = [self._collected(o) if isinstance(o, Reply) else None for o in outcomes]
+            fragments = [self._read_fragment(o, num_steps) for o in outcomes]
         return assemble(
             fragments,
             obs_layout=self._obs,
@@ -136,13 +137,31 @@ class Acting:
             num_envs=sum(peer.num_envs for peer in self._head.peers),
         )
 
-    def _collected(self, reply: Reply[m.FragmentReply]) -> Fragment:
-        fragment = self.fragment(reply.peer, reply.message, reply.frames)
-        self._samples[reply.peer.rank] = self.sample(reply.peer, reply.message, fragment)
-        return fragment
+    def _read_fragment(self, outcome: Outcome[m.FragmentReply], num_steps: int) -> Fragment | None:
+        """The fragment of a worker, if it is there and is what was asked for."""
+        if not isinstance(outcome, Reply):
+            return None
+        reply = outcome
 
-    def fragment(self, peer: Peer, message: m.FragmentReply, frames: Sequence[Any]) -> Fragment:
-        """What a worker has collected."""
+        def read() -> Fragment:
+            fragment = self.fragment(reply.peer, reply.message, reply.frames, num_steps)
+            self._samples[reply.peer.rank] = self.sample(reply.peer, reply.message, fragment)
+            return fragment
+
+        fragment = self._head.read(reply.peer, read, Fresh.SKIP)
+        return fragment if isinstance(fragment, Fragment) else None
+
+    def fragment(
+        self, peer: Peer, message: m.FragmentReply, frames: Sequence[Any], num_steps: int
+    ) -> Fragment:
+        """What a worker has collected in `num_steps` steps.
+
+        Raises:
+            ProtocolError: if that cannot be what was asked for.
+        """
+        check_policy(peer, message.policy, self._head.published_version)
+        if message.num_steps != num_steps:
+            raise ProtocolError(f"fragment of {message.num_steps} steps; expected {num_steps}")
         return Fragment.of_frames(
             frames,
             self._obs,
@@ -151,10 +170,7 @@ class Acting:
             num_envs=peer.num_envs,
             num_final=message.num_final,
             policy_version=message.policy.policy_version,
-            episodes=[
-                EpisodeRecord(env_id=e.env_id, episode_return=e.episode_return, length=e.length)
-                for e in message.episodes
-            ],
+            episodes=[own_episode(peer, episode) for episode in message.episodes],
             has_versions=message.has_versions,
         )
 
@@ -217,10 +233,19 @@ class Acting:
             return m.ActCommand(version=snapshot.version, reference=reference, has_weights=broadcast), frames
 
         outcomes = [
-            self._act_batch(outcome, obs) if isinstance(outcome, Reply) else outcome
+            self._read_act(outcome, obs, snapshot) if isinstance(outcome, Reply) else outcome
             for outcome in self._head.call(command, m.ActReply, fresh=Fresh.SHOW)
         ]
         return Acted(outcomes, self._act_info(outcomes, obs, snapshot.version))
+
+    def _read_act(
+        self, reply: Reply[m.ActReply], obs: Sequence[Sequence[Array]], snapshot: Snapshot
+    ) -> ActBatch | Absent:
+        def read() -> ActBatch:
+            check_policy(reply.peer, reply.message.policy, snapshot.version)
+            return self._act_batch(reply, obs)
+
+        return self._head.read(reply.peer, read, Fresh.SHOW)
 
     def _act_batch(self, reply: Reply[m.ActReply], obs: Sequence[Sequence[Array]]) -> ActBatch:
         peer, message = reply.peer, reply.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -216,7 +217,7 @@ class Fragment:
             valid=reader.array(np.bool_, lead),
             last_obs=reader.leaves(obs, num_envs),
             last_values=reader.array(np.float32, (num_envs,)),
-            final_index=reader.index((num_final, 2), max(lead)),
+            final_index=reader.index((num_final, 2), *lead),
             final_obs=reader.leaves(obs, num_final),
             final_values=reader.array(np.float32, (num_final,)),
             versions=reader.array(np.int64, lead) if has_versions else None,
@@ -248,7 +249,7 @@ class FrameReader:
         """The next frame as an array of `dtype` and `shape`; a view, read-only where the frame is."""
         number, frame = self._next, self._frame()
         size = frame.nbytes if isinstance(frame, np.ndarray | memoryview) else len(frame)
-        expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        expected = math.prod(shape) * np.dtype(dtype).itemsize  # of any size, where NumPy's would wrap around
         if size != expected:
             raise ProtocolError(f"frame {number} has {size} bytes; expected {expected} for {dtype} {shape}")
         if not size:
@@ -258,11 +259,12 @@ class FrameReader:
             raise ProtocolError(f"frame {number} of booleans holds other values than 0 and 1")
         return array
 
-    def index(self, shape: tuple[int, ...], bound: int) -> NDArray[np.int64]:
-        """The next frame as int64 numbers from 0 to below `bound`."""
+    def index(self, shape: tuple[int, ...], *bounds: int) -> NDArray[np.int64]:
+        """The next frame as int64 numbers from 0 to below the bound, or that of their column."""
         array = self.array(np.int64, shape)
-        if array.size and (array.min() < 0 or array.max() >= bound):
-            raise ProtocolError(f"frame {self._next - 1} holds a row outside 0..{bound - 1}")
+        if array.size and (array.min() < 0 or (array >= np.array(bounds)).any()):
+            ranges = ", ".join(f"0..{bound - 1}" for bound in bounds)
+            raise ProtocolError(f"frame {self._next - 1} holds a row outside {ranges}")
         return array
 
     def leaves(self, layout: SpaceLayout, *lead: int) -> list[Array]:
@@ -273,9 +275,12 @@ class FrameReader:
         ]
 
     def _samples(self, shape: tuple[int, ...]) -> Array:
-        """The next frame as an array of byte strings, each of which holds a sample."""
+        """The next frame as an array of byte strings, each of which holds a sample that can be read."""
+        parts = values.split(self._frame(), math.prod(shape))
+        for part in parts:
+            values.decode(part)
         samples = np.empty(shape, object)
-        samples.reshape(-1)[:] = values.split(self._frame(), samples.size)
+        samples.reshape(-1)[:] = parts
         return samples
 
     def _frame(self) -> Buffer:
