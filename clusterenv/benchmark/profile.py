@@ -1,7 +1,7 @@
 """Where the processor's time of a rollout goes, beside a hand-written loop and the bare environments.
 
-Everything runs in one process, with OMP_NUM_THREADS=1 in one thread, and is measured in processor time: that is
-the same on a machine that does other things too, but for what these do to its caches.
+Everything runs in one process, with OMP_NUM_THREADS=1 in one thread, and is measured in processor time. That
+is the same on a machine that does other things too, but for what these do to its caches.
 """
 
 from __future__ import annotations
