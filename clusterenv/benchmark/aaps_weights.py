@@ -34,7 +34,7 @@ Recode = Callable[[bytes], bytes]
 class WeightsBenchmark:
     """Bytes and microseconds of a CNN's weights: plain, and as lossless differences against older weights."""
 
-    updates: tuple[int, ...] = (1, 4, 16)
+    updates: tuple[int, ...] = (1, 8)
     """PPO updates between the weights that the worker has and the newest."""
     learning_rates: tuple[float, ...] = (2.5e-4, 2.5e-5)
     """Adam's step sizes: that of PPO on Atari at its start, and late in its annealing."""
@@ -42,7 +42,7 @@ class WeightsBenchmark:
     """Passes over each batch."""
     minibatches: int = 4
     """Steps of Adam in each pass."""
-    batch: int = 128
+    batch: int = 64
     """Frames in a batch; made up, since the sizes of Adam's steps hardly depend on what is in them."""
     repeats: int = 3
     """Times that each way is measured; medians are shown."""
