@@ -198,7 +198,8 @@ class Streaming:
             if rank not in self._sampled or self._sampled[rank][0] is not arrival:
                 fragment = self._acting.fragment(peer, message, arrival.frames)
                 self._sampled[rank] = (arrival, self._acting.sample(peer, message, fragment))
-            samples[rank] = self._sampled[rank][1]
+            if len(self._sampled[rank][1].env_ids):
+                samples[rank] = self._sampled[rank][1]
         return samples
 
     def take(self, timeout_s: float | None) -> Rollout:
