@@ -61,7 +61,11 @@ class BehaviourPolicy:
     def start(self, welcome: m.Welcome) -> None:
         """The head's rule for pulls is known."""
         self._welcome = welcome
-        self._auto = AutoThreshold() if welcome.auto_threshold else None
+        self._begin_auto()
+
+    def _begin_auto(self) -> None:
+        assert self._welcome is not None
+        self._auto = AutoThreshold() if self._welcome.auto_threshold else None
 
     def info(self, version: int) -> m.PolicyInfo:
         """What travels with each batch that `version` acted in."""
@@ -85,6 +89,7 @@ class BehaviourPolicy:
     def forget(self) -> None:
         """Another agent comes, whose versions and distributions are not comparable."""
         self._version = None
+        self._begin_auto()
         self._samples.clear()
         self._comparable = self._compared = None
 
@@ -105,6 +110,7 @@ class BehaviourPolicy:
         """What comes is to depend on nothing that was: act next with the newest weights, number from 1."""
         self._forced = True
         self._kl = 0.0
+        self._begin_auto()
         self._fragment = 0
         self._samples.clear()
         self._comparable = self._compared = None
