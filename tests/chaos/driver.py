@@ -30,6 +30,7 @@ from tests.chaos.faults import (
     LEASE_S,
     LOSSES,
     NETWORK_FAULTS,
+    PATIENCE,
     STEP_TIMEOUT_S,
     Target,
     has_own_network,
