@@ -227,6 +227,8 @@ def test_auto_threshold_moves_with_the_ratios_that_a_comparison_shows(call: str)
         worker = act()
         assert worker["kl_threshold"] == pytest.approx(0.05 / math.sqrt(2))
         assert worker["syncs_by_reason"] == {"first": 1, "divergence": 1}
+        agent = Coin()  # another agent, another beginning
+        assert act()["kl_threshold"] == 0.05
 
 
 @pytest.mark.parametrize("call", ["step", "rollout"])
