@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import cloudpickle
@@ -29,6 +30,7 @@ from clusterenv.commands import (
     GiveUp,
     LoadState,
     News,
+    NewWeights,
     Observe,
     Reply,
     Reset,
@@ -38,6 +40,8 @@ from clusterenv.commands import (
     SetAttr,
     Step,
 )
+from clusterenv.distributions import Family
+from clusterenv.episode_policies import EpisodePolicies
 from clusterenv.errors import AgentError, EnvError, StateError
 from clusterenv.memory import Memory
 from clusterenv.recording import Recording
@@ -58,7 +62,11 @@ class Runner:
         self._own_process = own_process
         self._shard: AnyShard | None = None
         self._adapter: AgentAdapter | None = None
+        self._agent_blob = b""
+        self._family: Family | None = None
         self._version = 0
+        self._new_weights: NewWeights | None = None
+        self._episodes: EpisodePolicies | None = None
         self._bounds: tuple[Array, Array] | None = None  # of Box actions
         self.abandoned = False
         """Nobody waits for the answer any more: a rollout ends after the step under way."""
@@ -112,6 +120,8 @@ class Runner:
         """Heed news that have come, between two steps or two commands."""
         if isinstance(news, GiveUp):
             self._given_up = True
+        else:
+            self._new_weights = news
 
     def close(self) -> None:
         """All environments are closed."""
@@ -169,7 +179,10 @@ class Runner:
         with self._envs() as shard:
             spaces = shard.single_observation_space, shard.single_action_space
             self._adapter = adapters.loads(command.blob, *spaces)
+        self._agent_blob = command.blob
+        self._family = None
         self._version = 0
+        self._new_weights = self._episodes = None
         self._memory.agent_changed()
         return Done()
 
@@ -178,9 +191,30 @@ class Runner:
         adapter.load_state(policy.decode_state(command.state))
         self._memory.weights_changed(adapter)
         self._version = command.version
+        self._new_weights = self._episodes = None
         return Done()
 
+    def _adopt_new_weights(self) -> None:
+        """Weights that have come act from now on, or where an episode that others began has ended."""
+        news, self._new_weights = self._new_weights, None
+        if news is None:
+            return
+        state = policy.decode_state(news.state)
+        if self._episodes is not None and self._episodes.keep(self._version, self._agent()):
+            with self._envs() as shard:
+                spaces = shard.single_observation_space, shard.single_action_space
+                self._adapter = adapters.loads(self._agent_blob, *spaces)
+        self._agent().load_state(state)
+        self._memory.weights_changed(self._agent())
+        self._version = news.version
+
+    def _act_alike(self) -> None:
+        """All rows act with the newest weights."""
+        self._adopt_new_weights()
+        self._episodes = None
+
     def _evaluate(self, _: Evaluate) -> EvaluateBatch:
+        self._act_alike()
         adapter = self._agent()
         with self._envs() as shard:
             obs = shard.obs_layout.nest(shard.obs)
@@ -188,6 +222,7 @@ class Runner:
         return EvaluateBatch(params=params, family=None if params is None else adapter.family)
 
     def _act(self, _: Act) -> ActBatch:
+        self._act_alike()
         with self._envs() as shard:
             state = self._memory.before_act()
             acted = self._decide(shard.obs_layout.nest(shard.obs), state, with_values=True)
@@ -220,8 +255,15 @@ class Runner:
             shard.reset_ended()
             self._memory.begins &= ~shard.ended
             layouts = shard.obs_layout, shard.action_layout
-            record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
             self._given_up = False
+            self._adopt_new_weights()
+            record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
+            if command.sync_at != "episode":
+                self._episodes = None
+            elif self._episodes is None:
+                self._episodes = EpisodePolicies(shard.num_envs, self._version)
+            if command.sync_at in ("step", "episode"):
+                record.versions = np.empty((command.num_steps, shard.num_envs), np.int64)
             try:
                 self._fill(record, shard, command)
             finally:
@@ -232,10 +274,10 @@ class Runner:
             adapter = self._agent()
             return record.fragment(
                 adapter.values,
-                all_values=adapter.values_apart,
+                all_values=adapter.values_apart and record.versions is None,
                 policy_version=self._version,
                 episodes=episodes,
-                family=adapter.family,
+                family=self._family,
             )
 
     def _fill(self, record: Recording, shard: AnyShard, command: Collect) -> None:
@@ -258,7 +300,10 @@ class Runner:
                     _copy(obs, shard.obs)
                     return
             try:
-                acted = self._decide(nest(obs), record.state_at(t), with_values=False)
+                if record.versions is not None:
+                    self._adopt_new_weights()
+                    record.versions[t] = self._version if self._episodes is None else self._episodes.versions
+                acted = self._decide(nest(obs), record.state_at(t), with_values=record.versions is not None)
             except BaseException:
                 _copy(obs, shard.obs)
                 raise
@@ -276,6 +321,9 @@ class Runner:
                 record.final_obs,
             )
             record.close_step(shard.ended)
+            if self._episodes is not None:
+                ended = record.terminations[t] | record.truncations[t]
+                self._episodes.begin_episodes(ended, self._version)
         _copy(shard.obs, record.obs_at(num_steps))
 
     # --- helpers -------------------------------------------------------------------------------------------
@@ -284,7 +332,8 @@ class Runner:
         """The policy's actions on a nested batch of observations of all rows, and what it remembers."""
         adapter = self._agent()
         self._acts += 1
-        acted = adapter.act(
+        acts = adapter.act if self._episodes is None else partial(self._episodes.act, adapter)
+        acted = acts(
             obs,
             seed=self._noise_seed,
             env_ids=self._env_ids,
@@ -293,6 +342,7 @@ class Runner:
             state=state,
         )
         self._steps += 1
+        self._family = adapter.family or self._family
         return acted
 
     def _clip(self, actions: Array) -> Array:

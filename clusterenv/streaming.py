@@ -205,7 +205,8 @@ class Streaming:
                 if fragment is None:
                     continue
                 self._sampled[rank] = (arrival, self._acting.sample(peer, message, fragment))
-            samples[rank] = self._sampled[rank][1]
+            if len(self._sampled[rank][1].env_ids):
+                samples[rank] = self._sampled[rank][1]
         return samples
 
     def take(self, timeout_s: float | None) -> Rollout:
