@@ -33,7 +33,7 @@ from clusterenv.learners.networks import Actor, Agent
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.returns import Array, vtrace
 from clusterenv.learners.runs import Summary
-from clusterenv.learners.training import launched, shuffled, training
+from clusterenv.learners.training import launched, mean_of, shuffled, training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def update(
             optimizer.step()
             logs.append(log)
     agent.observe(rollout.obs, rollout.valid)
-    return first | {name: float(torch.stack([log[name] for log in logs]).mean()) for name in logs[0]}
+    return first | mean_of(logs)
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
         parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
-        with training("impala", config, folder, parts, weight_bytes=actor.num_bytes) as run:
+        with training("impala", config, folder, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             with batches(env, actor, config) as collected:
                 while run.goes_on:
