@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from clusterenv.adapters import AgentAdapter, adapt
 from clusterenv.batches import ActBatch, EpisodeRecord, Fragment, unmoved_step
 from clusterenv.config import EnvConfig
 from clusterenv.distributions import Family
+from clusterenv.errors import AgentError
 from clusterenv.head import Head
 from clusterenv.layout import SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Reply, Returned
@@ -81,16 +82,21 @@ class Acting:
         self._acts = 0
         self._samples.clear()
 
-    def publish(self, agent: object) -> Snapshot:
+    def publish(self, agent: object, *, known: bool = False) -> Snapshot:
         """The agent's present state is what workers compare with and pull from now on.
 
         Raises:
-            AgentError: if the agent has none of the methods that can be acted with.
+            AgentError: if the agent has none of the methods that can be acted with, or if workers have to be
+                sent another agent although it should be `known` to them.
         """
         if self._adapter is None or self._adapter[0] is not agent:
             self._adapter = (agent, adapt(agent, *self._spaces))
         adapter = self._adapter[1]
         snapshot = self._publisher.publish(adapter)
+        if known and snapshot.agent != self._agent_sent:
+            raise AgentError(
+                "the agent's state has other names or shapes than when the stream was opened; open another"
+            )
         self._head.publish(snapshot)
         if snapshot.agent != self._agent_sent:
             self._head.introduce(m.AgentMessage(agent=snapshot.agent), adapter.dumps())
@@ -119,7 +125,7 @@ class Acting:
         fragments: list[Fragment | None] = []
         while not any(fragments):  # never an empty batch: all lost at once, so wait for the first to return
             outcomes = self._head.call(command, m.FragmentReply)
-            fragments = [self._fragment(o) if isinstance(o, Reply) else None for o in outcomes]
+            fragments = [self._collected(o) if isinstance(o, Reply) else None for o in outcomes]
         return assemble(
             fragments,
             obs_layout=self._obs,
@@ -130,10 +136,15 @@ class Acting:
             num_envs=sum(peer.num_envs for peer in self._head.peers),
         )
 
-    def _fragment(self, reply: Reply[m.FragmentReply]) -> Fragment:
-        peer, message = reply.peer, reply.message
-        fragment = Fragment.of_frames(
-            reply.frames,
+    def _collected(self, reply: Reply[m.FragmentReply]) -> Fragment:
+        fragment = self.fragment(reply.peer, reply.message, reply.frames)
+        self._samples[reply.peer.rank] = self.sample(reply.peer, reply.message, fragment)
+        return fragment
+
+    def fragment(self, peer: Peer, message: m.FragmentReply, frames: Sequence[Any]) -> Fragment:
+        """What a worker has collected."""
+        return Fragment.of_frames(
+            frames,
             self._obs,
             self._actions,
             num_steps=message.num_steps,
@@ -144,16 +155,19 @@ class Acting:
                 EpisodeRecord(env_id=e.env_id, episode_return=e.episode_return, length=e.length)
                 for e in message.episodes
             ],
+            has_versions=message.has_versions,
         )
-        rows = self._rows(peer, fragment.valid, message.fragment)
+
+    def sample(self, peer: Peer, message: m.FragmentReply, fragment: Fragment) -> Sample:
+        """The states of a fragment that the worker has kept too."""
+        rows = self._rows(peer, fragment.comparable, message.fragment)
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
-        self._samples[peer.rank] = Sample(
+        return Sample(
             message.fragment,
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs],
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.actions],
             peer.first_env + rows % peer.num_envs,
         )
-        return fragment
 
     def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
         """The sampled rows of [T, n] that the worker finds too."""
@@ -166,6 +180,22 @@ class Acting:
             rank=peer.rank,
             fragment=number,
         )
+
+    # --- stream -----------------------------------------------------------------------------------------
+
+    def news(
+        self, snapshot: Snapshot, samples: Mapping[int, Sample]
+    ) -> Callable[[Peer], tuple[m.Message, Sequence[Any]]]:
+        """What to tell each worker that streams of a new version, with what that says on its sample."""
+        references = self._references(snapshot.version, samples, samples)
+
+        def published(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+            reference, frames = _attached(references, peer)
+            frames += self._broadcast(peer, snapshot)
+            broadcast = self._is_broadcast(peer, snapshot)
+            return m.Published(version=snapshot.version, reference=reference, has_weights=broadcast), frames
+
+        return published
 
     # --- step -------------------------------------------------------------------------------------------
 

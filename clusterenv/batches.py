@@ -132,7 +132,7 @@ class EpisodeRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Fragment:
-    """T steps of n envs under one policy version, SAME_STEP inside."""
+    """T steps of n envs, SAME_STEP inside."""
 
     obs: list[Array]  # leaves [T, n, ...]: what the policy acted on
     actions: list[Array]  # leaves [T, n, ...], raw
@@ -147,10 +147,16 @@ class Fragment:
     final_index: NDArray[np.int64]  # [K, 2]: (t, row of the sender) of the steps that ended an episode
     final_obs: list[Array]  # leaves [K, ...]
     final_values: NDArray[np.float32]  # [K]
-    policy_version: int
+    policy_version: int  # that acted; the newest that did, where there were several
+    versions: NDArray[np.int64] | None = None  # [T, n]: that acted in each row, where there were several
     episodes: list[EpisodeRecord] = field(default_factory=list)
     params: NDArray[np.float32] | None = None  # [T, n, P]; stays with the worker
     family: Family | None = None
+
+    @property
+    def comparable(self) -> NDArray[np.bool_]:
+        """[T, n]: the rows that tell what the policy of `policy_version` does."""
+        return self.valid if self.versions is None else self.valid & (self.versions == self.policy_version)
 
     @property
     def num_steps(self) -> int:
@@ -178,6 +184,8 @@ class Fragment:
             *frames_of(self.final_obs),
             self.final_values,
         ]
+        if self.versions is not None:
+            ends.append(self.versions)
         return [*frames_of(self.obs), *frames_of(self.actions), *rows, *frames_of(self.last_obs), *ends]
 
     @classmethod
@@ -192,6 +200,7 @@ class Fragment:
         num_final: int,
         policy_version: int,
         episodes: list[EpisodeRecord],
+        has_versions: bool = False,
     ) -> Fragment:
         """The fragment again, each frame checked against the layouts."""
         reader = FrameReader(frames)
@@ -210,6 +219,7 @@ class Fragment:
             final_index=reader.index((num_final, 2), max(lead)),
             final_obs=reader.leaves(obs, num_final),
             final_values=reader.array(np.float32, (num_final,)),
+            versions=reader.array(np.int64, lead) if has_versions else None,
             policy_version=policy_version,
             episodes=episodes,
         )

@@ -51,6 +51,9 @@ class BehaviourPolicy:
         self._syncs_by_reason: dict[str, int] = {}
         self._fragment = 0
         self._samples = ReferenceSamples()
+        self._stream_max_lag: int | None = None
+        self._comparable: bool | None = None
+        self._compared: tuple[int, int | None] | None = None
         self._awaited_weights: Callable[[m.WeightsReply, Sequence[Any]], None] | None = None
 
     def start(self, welcome: m.Welcome) -> None:
@@ -81,6 +84,18 @@ class BehaviourPolicy:
         """Another agent comes, whose versions and distributions are not comparable."""
         self._version = None
         self._samples.clear()
+        self._comparable = self._compared = None
+
+    def begin_stream(self, max_lag: int) -> None:
+        """Fragments are made without waiting for the head, and `max_lag` takes the place of the usual bound.
+
+        What the head compares with may then be behind what acts here, which is no reason to pull.
+        """
+        self._stream_max_lag = max_lag
+
+    def end_stream(self) -> None:
+        """The usual bound holds again."""
+        self._stream_max_lag = None
 
     def start_over(self) -> None:
         """What comes is to depend on nothing that was: act next with the newest weights, number from 1."""
@@ -88,6 +103,7 @@ class BehaviourPolicy:
         self._kl = 0.0
         self._fragment = 0
         self._samples.clear()
+        self._comparable = self._compared = None
 
     def keep_sample(self, fragment: Fragment) -> int:
         """The number of this fragment, under which a later comparison finds what the policy said there."""
@@ -96,8 +112,9 @@ class BehaviourPolicy:
         family, said = fragment.family, fragment.params
         if family is None or said is None:
             family, said = None, fragment.log_probs
-        said = said.reshape(fragment.valid.size, *said.shape[2:])
-        self._samples.put(self._fragment, fragment.policy_version, family, said[rows])
+        said = said.reshape(fragment.valid.size, *said.shape[2:])[rows]
+        self._comparable = not np.isnan(said).all()
+        self._samples.put(self._fragment, fragment.policy_version, family, said)
         return self._fragment
 
     def keep_step(self, batch: ActBatch) -> int:
@@ -109,16 +126,20 @@ class BehaviourPolicy:
         self._samples.put(self._fragment, batch.policy_version, None, batch.log_probs[rows])
         return self._fragment
 
-    def freshen(self, message: m.ActCommand | m.RolloutCommand, frames: Sequence[Any], act: Act) -> None:
+    def freshen(
+        self, message: m.ActCommand | m.RolloutCommand | m.Published, frames: Sequence[Any], act: Act
+    ) -> None:
         """Pull weights if the rule asks for it, then `act`."""
-        if message.has_weights:
+        if message.has_weights and self._version != message.version:
             self._forced = False
             self._load(message.version, frames[-1], SyncReason.BROADCAST, act)
             return
         reference = message.reference
         if reference is None or self._forced or self._version == message.version:
             self._settle(message.version, None, act)
-        elif isinstance(message, m.RolloutCommand) or reference.family is None:
+        elif isinstance(message, m.Published) and self._compared == (message.version, self._version):
+            self._settle(message.version, self._kl, act)
+        elif not isinstance(message, m.ActCommand) or reference.family is None:
             said = self._samples.get(reference.sample, self._version, _family(reference))
             self._compare(message.version, reference, said, frames[0], act)
         else:
@@ -150,7 +171,7 @@ class BehaviourPolicy:
         assert self._welcome is not None
         if self._welcome.sync.startswith(PROTOTYPE):
             return prototype_rows(*fragment.valid.shape, back=1)
-        return self._sampled(fragment.valid.reshape(-1), self._fragment)
+        return self._sampled(fragment.comparable.reshape(-1), self._fragment)
 
     def _sampled(self, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
         """The rows that the head samples too."""
@@ -170,6 +191,7 @@ class BehaviourPolicy:
         if said_u is not None and len(said_u) == reference.rows:
             said_v = np.frombuffer(frame, dtype=np.float32).reshape(said_u.shape)
             divergence = self._divergence(_family(reference), said_u, said_v)
+            self._compared = (version, self._version)
         self._settle(version, divergence, act)
 
     def _divergence(self, family: Family | None, said_u: Said, said_v: Said) -> float:
@@ -199,7 +221,7 @@ class BehaviourPolicy:
         return decide(
             SyncConfig(
                 kl_threshold=self._kl_threshold,
-                max_lag=welcome.max_lag,
+                max_lag=welcome.max_lag if self._stream_max_lag is None else self._stream_max_lag,
                 max_age_s=welcome.max_age_s,
                 min_interval=welcome.min_interval,
                 sync=welcome.sync,
@@ -210,6 +232,7 @@ class BehaviourPolicy:
             divergence=divergence,
             age_s=time.monotonic() - self._synced_at,
             forced=self._forced,
+            awaited=self._stream_max_lag is not None and self._comparable is not False,
         )
 
     def _load(self, version: int, payload: Buffer, reason: SyncReason, act: Act) -> None:

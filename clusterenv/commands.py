@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from clusterenv.errors import (
 from clusterenv.layout import SpaceLayout
 
 Array = NDArray[Any]
+SyncAt = Literal["fragment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,31 @@ class Collect:
     """`num_steps` steps with actions of the policy, SAME_STEP."""
 
     num_steps: int
+    sync_at: SyncAt | None = None
+    """Where NewWeights begin to act that come meanwhile; with any, the runner looks for news at each step."""
+
+
+@dataclass(frozen=True)
+class Observe:
+    """The present observations, as a ResetBatch without infos."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewWeights:
+    """To be acted with from where `sync_at` of the present or next Collect says. Not answered."""
+
+    version: int
+    state: bytes
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Answer the Collect in work with Abandoned, after the step under way. Not answered itself."""
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """Answer to a Collect that was given up; the environments stand where they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,5 +229,7 @@ KINDS: Final[dict[str, type[ClusterEnvError]]] = {
     "state": StateError,
 }
 
-Command = Reset | Step | Call | SetAttr | SetAgent | LoadState | Act | Evaluate | Collect
-Reply = ResetBatch | StepBatch | CallBatch | ActBatch | EvaluateBatch | Fragment | Done | Failed
+Command = Reset | Step | Call | SetAttr | SetAgent | LoadState | Act | Evaluate | Collect | Observe
+Reply = ResetBatch | StepBatch | CallBatch | ActBatch | EvaluateBatch | Fragment | Abandoned | Done | Failed
+News = NewWeights | GiveUp
+"""What a runner takes while a Collect is in work, and at any other time without harm."""

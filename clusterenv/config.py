@@ -24,7 +24,14 @@ from clusterenv.checks import (
     unknown_key,
 )
 from clusterenv.errors import ConfigError
-from clusterenv.sync_config import AUTO_START, SyncConfig, check_sync, check_threshold
+from clusterenv.sync_config import (
+    AUTO_START,
+    LOCKSTEP_MAX_LAG,
+    STREAM_MAX_LAG,
+    SyncConfig,
+    check_sync,
+    check_threshold,
+)
 
 WORKER_LOSS_POLICIES = ("restart", "drop", "raise")
 SHORTEST_LEASE_S = 0.5
@@ -80,8 +87,8 @@ class EnvConfig:
     worker finds the threshold at which a quarter of the importance ratios is outside PPO's clip."""
     n_ref: int = 64
     """States that each worker samples for the KL."""
-    max_lag: int = 8
-    """Versions: a worker never acts with a policy older than this."""
+    max_lag: int | None = None
+    """Versions: a worker that lags by more pulls weights before it acts; none: 8, and 256 in `stream`."""
     max_age_s: float = math.inf
     """Seconds after which a worker pulls newer weights whatever the KL says."""
     min_interval: int = 1
@@ -112,7 +119,8 @@ class EnvConfig:
         if self.batch_size is not None:
             at_least("batch_size", self.batch_size, 1)
         at_least("n_ref", self.n_ref, 1)
-        at_least("max_lag", self.max_lag, 1)
+        if self.max_lag is not None:
+            at_least("max_lag", self.max_lag, 1)
         at_least("max_restarts", self.max_restarts, 0)
         at_least("min_interval", self.min_interval, 1)
         at_least("max_message_bytes", self.max_message_bytes, 1 << 16, 1 << 46)
@@ -165,12 +173,22 @@ class EnvConfig:
         return SyncConfig(
             kl_threshold=AUTO_START if self.kl_threshold == "auto" else float(self.kl_threshold),
             auto_threshold=self.kl_threshold == "auto",
-            max_lag=self.max_lag,
+            max_lag=self.lockstep_max_lag,
             max_age_s=float(self.max_age_s),
             min_interval=self.min_interval,
             sync=self.sync,
             n_ref=self.n_ref,
         )
+
+    @property
+    def lockstep_max_lag(self) -> int:
+        """The bound on the lag in `step` and `rollout`."""
+        return LOCKSTEP_MAX_LAG if self.max_lag is None else self.max_lag
+
+    @property
+    def stream_max_lag(self) -> int:
+        """The bound on the lag in `stream`, where each batch is a version."""
+        return STREAM_MAX_LAG if self.max_lag is None else self.max_lag
 
     @property
     def worker_grace_s(self) -> float:

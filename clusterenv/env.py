@@ -7,7 +7,7 @@ The way of `step(actions)`: `stepping` sends each worker its rows by `head`; the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from gymnasium.vector import AutoresetMode
 
@@ -15,6 +15,7 @@ from clusterenv import reset_args
 from clusterenv.called import Called
 from clusterenv.calling import checked_rows
 from clusterenv.checks import is_int
+from clusterenv.commands import SyncAt
 from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.errors import ActionError, AgentError, ConfigError, StateError
 from clusterenv.facts import EnvFacts
@@ -25,11 +26,15 @@ from clusterenv.rows import StepReturn
 from clusterenv.run import Run
 from clusterenv.session import LauncherConfig, search_path
 from clusterenv.sources import EnvFn, configured
+from clusterenv.streaming import Stream, StreamOptions
 from clusterenv_registry import resolve
 
 Seed = int | Sequence[int | None] | None
 MOST_STEPS = 1 << 24
 """Of one rollout, whose rows are all held in memory."""
+MOST_FRAGMENTS = 1 << 16
+MOST_QUEUED = 16
+"""Fragments of one batch of a stream, and of one worker that nobody has taken."""
 
 
 class ClusterEnv(Called):
@@ -91,8 +96,7 @@ class ClusterEnv(Called):
 
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Environments are being reset as `reset` does; `reset_wait` gives what it returns."""
-        self._require_open()
-        self._awaiting.refuse("reset")
+        self._require_free("reset")
         args = reset_args.checked(seed, options, self.num_envs)
         run = self._running()
         self._call(run.send_recv.stop)
@@ -183,8 +187,7 @@ class ClusterEnv(Called):
         Raises:
             StateError: if autoreset is disabled.
         """
-        self._require_open()
-        self._awaiting.refuse("async_reset")
+        self._require_free("async_reset")
         if self._facts.autoreset_mode is AutoresetMode.DISABLED:
             raise StateError("async_reset needs environments that reset themselves; autoreset is disabled")
         args = reset_args.checked(seed, options, self.num_envs)
@@ -204,8 +207,7 @@ class ClusterEnv(Called):
             ActionError, ConfigError, StateError: if something does not fit; nothing has moved.
             EnvError: if an environment raised in what was sent before; see `recv`.
         """
-        self._require_open()
-        self._awaiting.refuse("send")
+        self._require_free("send")
         asked = None if env_id is None else checked_rows(env_id, self.num_envs, "env_id")
         run = self._reset_run("send")
         ids = run.send_recv.checked_ids(asked)
@@ -221,8 +223,7 @@ class ClusterEnv(Called):
             StateError: if fewer are on their way.
             EnvError: if an environment raised; `reset` or `async_reset` goes on.
         """
-        self._require_open()
-        self._awaiting.refuse("recv")
+        self._require_free("recv")
         run = self._reset_run("recv")
         return self._as_asked(self._call(run.send_recv.recv))
 
@@ -239,24 +240,79 @@ class ClusterEnv(Called):
             ConfigError: if num_steps is not a whole number from 1.
             StateError: if autoreset is disabled.
         """
-        self._require_idle("rollout")
-        if not is_int(num_steps) or not 1 <= num_steps <= MOST_STEPS:
-            raise ConfigError("num_steps", num_steps, f"a whole number from 1 to {MOST_STEPS}")
-        if self._facts.autoreset_mode is AutoresetMode.DISABLED:
-            raise StateError("rollout resets environments as they end; autoreset_mode is DISABLED")
-        if _is_batch(agent):
-            raise AgentError(f"rollout needs an agent, but was given {type(agent).__name__}")
-        if self._run is None or self._run.stepping.last_obs is None:
-            self.publish(agent)  # one that cannot act is refused before anything moves
-            self.reset(seed=self.config.seed)
-        run = self._running()
+        self._check_acting("rollout", agent, num_steps)
+        run = self._ready_for(agent)
         batch = self._call(lambda: run.acting.rollout(agent, int(num_steps)))
         run.send_recv.others_moved()
         run.stepping.goes_on_from(batch.last_obs, batch.valid)
         return batch
 
+    def stream(
+        self,
+        agent: object,
+        num_steps: int = 128,
+        *,
+        fragments: int = 1,
+        sync_at: str = "fragment",
+        queue: int = 2,
+    ) -> Stream:
+        """Batches [num_steps, n] of what workers make on their own, never waiting for the learner.
+
+        Each batch holds the next `fragments` fragments of single workers, as they arrive (`batch.workers`,
+        `batch.env_ids`). With each batch asked for, the agent's present state is published; a worker compares
+        and pulls between two fragments by itself. Environments are reset as in `rollout`.
+
+        Args:
+            agent: as for `rollout`; the same one for the whole stream.
+            num_steps: of each fragment.
+            fragments: in one batch.
+            sync_at: where new weights begin to act: "fragment", the next one.
+            queue: fragments of one worker that may be made or on their way before the learner takes one.
+
+        Raises:
+            AgentError, ConfigError, StateError: as `rollout`; StateError also if a stream is open.
+        """
+        self._check_acting("stream", agent, num_steps)
+        if not is_int(fragments) or not 1 <= fragments <= MOST_FRAGMENTS:
+            raise ConfigError("fragments", fragments, f"a whole number from 1 to {MOST_FRAGMENTS}")
+        if not is_int(queue) or not 1 <= queue <= MOST_QUEUED:
+            raise ConfigError("queue", queue, f"a whole number from 1 to {MOST_QUEUED}")
+        if sync_at not in get_args(SyncAt):
+            raise ConfigError("sync_at", sync_at, ", ".join(f'"{place}"' for place in get_args(SyncAt)))
+        run = self._ready_for(agent)
+        options = StreamOptions(
+            num_steps=int(num_steps), fragments=int(fragments), sync_at=sync_at, queue=int(queue)
+        )
+        self._call(lambda: run.streaming.open(agent, options))
+        run.send_recv.others_moved()
+        return Stream(run.streaming, self._streamed)
+
+    def _check_acting(self, doing: str, agent: object, num_steps: object) -> None:
+        """Return if environments can be collected from with these arguments."""
+        self._require_idle(doing)
+        if not is_int(num_steps) or not 1 <= num_steps <= MOST_STEPS:
+            raise ConfigError("num_steps", num_steps, f"a whole number from 1 to {MOST_STEPS}")
+        if self._facts.autoreset_mode is AutoresetMode.DISABLED:
+            raise StateError(f"{doing} resets environments as they end; autoreset_mode is DISABLED")
+        if _is_batch(agent):
+            raise AgentError(f"{doing} needs an agent, but was given {type(agent).__name__}")
+
+    def _ready_for(self, agent: object) -> Run:
+        """The run, its environments reset once; an agent that cannot act is refused before anything moves."""
+        if self._run is None or self._run.stepping.last_obs is None:
+            self.publish(agent)
+            self.reset(seed=self.config.seed)
+        return self._running()
+
     def publish(self, agent: object) -> int:
-        """The agent's present state is what workers compare with from now on; returns its version."""
+        """The agent's present state is what workers compare with from now on; returns its version.
+
+        While a stream is open it takes only the agent of that.
+        """
+        run = self._run
+        if run is not None and run.streaming.is_open and not run.streaming.is_dropped:
+            self._require_open()
+            return self._call(lambda: run.streaming.publish(agent))
         self._require_idle("publish")
         acting = self._running().acting
         return self._call(lambda: acting.publish(agent)).version

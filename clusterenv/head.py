@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from clusterenv.config import EnvConfig
 from clusterenv.errors import LaunchError, StateError, UseAfterClose
+from clusterenv.intake import Arrival, Intake
 from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer, State, failed
 from clusterenv.switchboard import Switchboard
@@ -246,10 +247,15 @@ class Head(Switchboard):
             self._raise_losses()
             if any(peer.state is State.READY for peer in self.peers):
                 return
-            losses = [peer.loss for peer in self.peers if peer.loss is not None]
-            if time.monotonic() > end and losses:
-                raise losses[0]
+            if time.monotonic() > end:
+                self._raise_absence()
             self._condition.wait(POLL_S)
+
+    def _raise_absence(self) -> None:
+        """Raise for one of the workers, all of which are away; they may also be waiting in a queue."""
+        losses = [peer.loss for peer in self.peers if peer.loss is not None]
+        if losses:
+            raise losses[0]
 
     def _raise_losses(self) -> None:
         """Raise for a worker that is lost for good, unless the run goes on without it."""
@@ -265,6 +271,86 @@ class Head(Switchboard):
         for peer in asked:
             if peer.failure is not None:
                 raise failed(peer, peer.failure, self._roster.processes)
+
+    # --- streams ----------------------------------------------------------------------------------------
+
+    def open_stream(self, command: m.StreamCommand) -> None:
+        """Workers make fragments from now on; those that come back join them.
+
+        Raises:
+            WorkerLost: as in `call`.
+        """
+        with self._alone(), self._condition:
+            self._wait_for_one()
+            self._sequence += 1
+            self._intake = Intake(self._sequence, command, self.peers, self._post)
+            for peer in self.peers:
+                peer.loss_told = True
+                if peer.state is State.READY:
+                    self._intake.join(peer, self.published_version)
+
+    def newest_fragments(self) -> dict[int, Arrival]:
+        """The last one that has come of each worker, by rank."""
+        with self._condition:
+            return {} if self._intake is None else dict(self._intake.newest)
+
+    def announce(self, news: CommandFor) -> None:
+        """Tell each worker that streams of a new version."""
+        with self._condition:
+            if self._intake is None:
+                return
+            for peer in self.peers:
+                if self._intake.has(peer):
+                    self._post(peer, *news(peer), self._intake.sequence)
+
+    def next_fragment(self, timeout_s: float | None) -> Arrival | None:
+        """The fragment of the open stream that came first; None if there is none within `timeout_s`.
+
+        Raises:
+            EnvError, AgentError, WorkerLost: as in `call`, at once, whatever has come.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        alone_since = None
+        with self._condition:
+            while True:
+                self._raise_losses()
+                self._raise_failures(self.peers)
+                intake = self._intake
+                assert intake is not None
+                intake.allow_one()
+                if intake.arrived:
+                    return intake.take()
+                if any(peer.state is State.READY for peer in self.peers):
+                    alone_since = None
+                elif alone_since is None:
+                    alone_since = time.monotonic()
+                elif time.monotonic() - alone_since > self._config.connect_timeout_s:
+                    self._raise_absence()
+                left = POLL_S if end is None else end - time.monotonic()
+                if left <= 0:
+                    return None
+                self._condition.wait(min(POLL_S, left))
+
+    def end_stream(self) -> list[Reply[m.StreamEnded]]:
+        """The stream has ended in all workers: what those say that were there until its end."""
+        with self._alone(), self._condition:
+            intake = self._intake
+            if intake is None:
+                return []
+            if not self._roster.closing:
+                intake.stop()
+            while not self._roster.closing and any(intake.has(peer) for peer in self.peers):
+                self._condition.wait(POLL_S)
+            ended = []
+            for peer in self.peers:
+                if peer.expected != intake.sequence:
+                    continue
+                if peer.reply is not None and isinstance(peer.reply.message, m.StreamEnded):
+                    peer.lost_fragments += peer.reply.message.abandoned
+                    ended.append(Reply(peer, peer.reply.message, peer.reply.frames))
+                peer.expected, peer.reply, peer.failure, peer.room = 0, None, None, 0
+            self._intake = None
+            return ended
 
     def say_goodbye(self, reason: str, timeout_s: float) -> None:
         """Ask every worker to end, and wait a while for their goodbyes; never raises."""

@@ -79,16 +79,27 @@ class Launched(Described):
         run, self._run = self._run, None
         self._closed = True
         if run is not None:
+            run.streaming.is_open = False
             run.session.close(keep_logs=self._keep_logs)
 
     def _require_open(self) -> None:
         if self._closed:
             raise UseAfterClose("these environments are closed; make a new ClusterEnv")
 
-    def _require_idle(self, doing: str) -> None:
-        """Return if a call may be made."""
+    def _require_free(self, doing: str) -> None:
+        """Return if no call is pending and no stream is open."""
         self._require_open()
         self._awaiting.refuse(doing)
+        streaming = None if self._run is None else self._run.streaming
+        if streaming is None or not streaming.is_open:
+            return
+        if not streaming.is_dropped:
+            raise StateError(f"{doing} while a stream is open; leave its loop or close it first")
+        self._call(streaming.close)
+
+    def _require_idle(self, doing: str) -> None:
+        """Return if a call may be made."""
+        self._require_free(doing)
         if self._run is not None and self._run.send_recv.is_busy:
             raise CallPending(
                 f"{doing} while environments are on their way; recv all of them first, or reset", "recv"
@@ -105,6 +116,11 @@ class Launched(Described):
             self._keep_logs = isinstance(error, WorkerLost)
             self.close()
             raise
+
+    def _streamed(self, run: Callable[[], R]) -> R:
+        """What a stream does: as `_call`, while the environments are open."""
+        self._require_open()
+        return self._call(run)
 
     def _finished(self, what: str, timeout: float | None) -> Result:
         self._require_open()

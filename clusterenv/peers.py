@@ -108,10 +108,23 @@ class Peer:
     """Sequence number of the step of its return that it has not answered."""
     fresh: Envelope | None = None
     """The observations of the reset after its return, until a step shows them."""
+    room: int = 0
+    """Fragments of a stream that it may have under way."""
+    served_version: int = 0
+    """Of the weights that it was sent last."""
+    late_fragments: int = 0
+    """Fragments of streams that came when nobody took them any more."""
+    lost_fragments: int = 0
+    """Fragments of streams that were under way and never came."""
 
     def enter(self, state: State) -> None:
         """Be in `state` from now on."""
         self.state, self.since = state, time.monotonic()
+
+    def give_up_fragment(self) -> None:
+        """What it was making in a stream, if anything, will not come."""
+        self.lost_fragments += self.room > 0
+        self.room = 0
 
     @property
     def env_indices(self) -> range:
@@ -228,6 +241,8 @@ def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
         "checks": 0 if policy is None else policy.checks,
         "check_us": 0.0 if policy is None else 1e6 * policy.check_s / max(policy.checks, 1),
         "kl_threshold": peer.welcome.kl_threshold if policy is None else policy.kl_threshold,
+        "late_fragments": peer.late_fragments,
+        "lost_fragments": peer.lost_fragments,
         "restarts": peer.incarnation,
         "last_error": peer.last_error,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import safetensors.numpy
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from clusterenv.adapters import AgentAdapter
 
 State = Mapping[str, NDArray[Any]]
+Versions = TypeVar("Versions", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,6 @@ def decode_state(payload: bytes) -> dict[str, NDArray[Any]]:
         raise ProtocolError(f"weights cannot be read: {error}") from error
 
 
-def policy_lag(learner_version: int, behaviour_version: int) -> int:
+def policy_lag(learner_version: int, behaviour_version: Versions) -> Versions:
     """Published versions by which the policy that acted is behind the learner's."""
     return learner_version - behaviour_version

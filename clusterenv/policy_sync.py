@@ -15,8 +15,8 @@ from clusterenv import distributions
 from clusterenv.distributions import Family
 from clusterenv.sync_config import PROTOTYPE, SyncConfig
 
-KEPT_SAMPLES = 4
-"""Fragments whose sample a worker remembers: with `stream` a reference may come some fragments late."""
+KEPT_SAMPLES = 20
+"""Fragments whose sample a worker remembers: a reference comes as late as fragments may wait in a stream."""
 LEAST_STATES = 8
 """States of a worker's sample, however many workers there are."""
 STATES_OF_ALL = 4096
@@ -56,6 +56,7 @@ def decide(
     divergence: float | None,
     age_s: float,
     forced: bool = False,
+    awaited: bool = False,
 ) -> Decision:
     """Whether a worker that acts with `acting_version` pulls `published_version` before it acts again.
 
@@ -69,6 +70,7 @@ def decide(
         divergence: mean KL(behaviour || newest) in nats; None if it could not be computed.
         age_s: seconds since the worker last pulled.
         forced: the head wants this worker to have the newest weights.
+        awaited: a divergence that is None will be known once the head has seen what the policy does.
     """
     if acting_version is None:
         return _pull(SyncReason.FIRST)
@@ -78,34 +80,36 @@ def decide(
     if forced:
         return _pull(SyncReason.FORCED)
     if config.sync == "adaptive":
-        return _adaptive(config, lag, divergence, age_s)
+        return _adaptive(config, lag, divergence, age_s, awaited)
     if config.sync == "every":
         return _pull(SyncReason.EVERY)
     if config.sync == "broadcast":
         return _pull(SyncReason.BROADCAST)
     if config.sync.startswith(PROTOTYPE):
-        return _within(float(config.sync.removeprefix(PROTOTYPE)), divergence)
+        return _within(float(config.sync.removeprefix(PROTOTYPE)), divergence, awaited)
     if config.sync.startswith("interval:"):
         interval = int(config.sync.removeprefix("interval:"))
         return _pull(SyncReason.INTERVAL) if lag >= interval else STAY
     return STAY
 
 
-def _adaptive(config: SyncConfig, lag: int, divergence: float | None, age_s: float) -> Decision:
+def _adaptive(
+    config: SyncConfig, lag: int, divergence: float | None, age_s: float, awaited: bool
+) -> Decision:
     if lag > config.max_lag:
         return _pull(SyncReason.MAX_LAG)
     if age_s > config.max_age_s:
         return _pull(SyncReason.MAX_AGE)
     if lag < config.min_interval or config.kl_threshold == math.inf:
         return STAY
-    return _within(config.kl_threshold, divergence)
+    return _within(config.kl_threshold, divergence, awaited)
 
 
-def _within(threshold: float, divergence: float | None) -> Decision:
-    if divergence is None:
+def _within(threshold: float, divergence: float | None, awaited: bool) -> Decision:
+    if divergence is None and not awaited:
         return _pull(SyncReason.NO_DIVERGENCE)
     # At 0 every version is pulled, also one that changed only the value; NaN is never within bounds.
-    if threshold > 0 and divergence <= threshold:
+    if threshold > 0 and (divergence is None or divergence <= threshold):
         return STAY
     return _pull(SyncReason.DIVERGENCE)
 

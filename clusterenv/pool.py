@@ -19,6 +19,8 @@ from clusterenv.commands import (
     Collect,
     Command,
     Failed,
+    News,
+    Observe,
     Reply,
     Reset,
     RunnerReady,
@@ -68,6 +70,9 @@ class Pool(Protocol):
     def submit(self, command: Command) -> None:
         """The runners work on `command`; `poll` gives the answer before the next one may be submitted."""
 
+    def tell(self, news: News) -> None:
+        """The runners get `news` at once, in the middle of a Collect too; there is no answer."""
+
     def poll(self) -> Reply | None:
         """The answer if all runners have given theirs (Failed if one failed), else None; never waits."""
 
@@ -110,6 +115,10 @@ class InlinePool:
         """See Pool; returns when it has been carried out."""
         assert self._reply is None, "the answer to the last command was not taken"
         self._reply = self._runner.handle(command)
+
+    def tell(self, news: News) -> None:
+        """See Pool."""
+        self._runner.take(news)
 
     def poll(self) -> Reply | None:
         """See Pool."""
@@ -202,7 +211,7 @@ class ProcessPool:
         """See Pool."""
         assert self._limit_s is None, "the answer to the last command was not taken"
         now = time.monotonic()
-        runs_envs = isinstance(command, Reset | Step | Call | SetAttr | Act | Collect)
+        runs_envs = isinstance(command, Reset | Step | Call | SetAttr | Act | Collect | Observe)
         limit_s = self._setup.step_timeout_s
         self._limit_s = limit_s if runs_envs else max(limit_s, AGENT_TIMEOUT_S)
         for runner, part in zip(self._runners, split(command, self._slices), strict=True):
@@ -211,6 +220,14 @@ class ProcessPool:
                 send(runner.connection, part)
             except OSError:
                 runner.lost = True  # `check` tells how it ended
+
+    def tell(self, news: News) -> None:
+        """See Pool."""
+        for runner in self._runners:
+            try:
+                send(runner.connection, news)
+            except OSError:
+                runner.lost = True
 
     def poll(self) -> Reply | None:
         """See Pool."""

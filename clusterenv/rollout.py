@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -24,7 +24,10 @@ Nested = Any
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Generic[ArrayT]):
-    """T steps of N environments; row n is environment n of the whole run, whoever ran it.
+    """T steps of N environments, of which `env_ids` are the numbers in the whole run, whoever ran them.
+
+    A `rollout` has all of them in order. A batch of a stream has those of its fragments, in the order of
+    arrival, and an environment twice if two fragments are of the same worker.
 
     `obs`, `actions`, `last_obs` and `final_obs` are nested as their spaces nest; parts without a fixed size
     (Text, Sequence, Graph, OneOf) are arrays of objects.
@@ -66,6 +69,8 @@ class Batch(Generic[ArrayT]):
     """[K] float32."""
     kl: ArrayT
     """[workers] float64: each worker's last divergence from the learner's policy, in nats."""
+    row_kl: ArrayT
+    """[N] float64: that of the worker of each environment, at its last check before it acted here."""
     episodes: list[EpisodeRecord]
     """The episodes that ended here, in the order of `final_index`."""
 
@@ -136,47 +141,101 @@ def assemble(
         num_envs = first_envs[-1] + last.num_envs
     counts = np.diff([*first_envs, num_envs])
     parts = [
-        _absent(num_steps, int(count), obs_layout, action_layout) if fragment is None else fragment
-        for fragment, count in zip(fragments, counts, strict=True)
+        Part(
+            _absent(num_steps, int(count), obs_layout, action_layout) if fragment is None else fragment,
+            worker=rank,
+            first_env=first_envs[rank],
+            kl=kl[rank],
+            absent=fragment is None,
+        )
+        for rank, (fragment, count) in enumerate(zip(fragments, counts, strict=True))
     ]
-    versions = [part.policy_version for part in parts]
-    lags = [
-        0 if fragment is None else policy_lag(published_version, fragment.policy_version)
-        for fragment in fragments
-    ]
-    columns: dict[str, Any] = {name: _beside([getattr(part, name) for part in parts], 1) for name in _COLUMNS}
+    return side_by_side(
+        parts,
+        obs_layout=obs_layout,
+        action_layout=action_layout,
+        published_version=published_version,
+        kl=kl,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A fragment and whose it is."""
+
+    fragment: Fragment = field(kw_only=False)
+    worker: int
+    first_env: int
+    kl: float
+    """The worker's divergence from the learner's policy, as known when the fragment was begun."""
+    absent: bool = False
+    """Whether it only stands for that of a lost worker."""
+
+    @property
+    def versions(self) -> Array:
+        """[T, n] int64."""
+        fragment = self.fragment
+        if fragment.versions is not None:
+            return fragment.versions
+        return np.full(fragment.rewards.shape, fragment.policy_version, np.int64)
+
+
+def side_by_side(
+    parts: Sequence[Part],
+    *,
+    obs_layout: SpaceLayout,
+    action_layout: SpaceLayout,
+    published_version: int,
+    kl: Sequence[float],
+) -> Rollout:
+    """Fragments of any workers side by side, in their order; all of the same T.
+
+    The arrays of a lone fragment become the rollout's own, where they can be written. See `assemble`.
+    """
+    fragments = [part.fragment for part in parts]
+    counts = [fragment.num_envs for fragment in fragments]
+    versions = _beside([part.versions for part in parts], 1)
+    lags = policy_lag(published_version, versions)
+    lags[:, np.repeat([part.absent for part in parts], counts)] = 0
+    columns: dict[str, Any] = {name: _beside([getattr(f, name) for f in fragments], 1) for name in _COLUMNS}
     return Rollout(
-        obs=obs_layout.nest(_leaves([part.obs for part in parts], 1)),
-        actions=action_layout.nest(_leaves([part.actions for part in parts], 1)),
-        policy_version=np.tile(np.repeat(np.array(versions, dtype=np.int64), counts), (num_steps, 1)),
-        policy_lag=np.tile(np.repeat(np.array(lags, dtype=np.int64), counts), (num_steps, 1)),
-        env_ids=np.arange(num_envs, dtype=np.int64),
-        workers=np.repeat(np.arange(len(parts), dtype=np.int64), counts),
-        last_obs=obs_layout.nest(_leaves([part.last_obs for part in parts], 0)),
-        last_values=_beside([part.last_values for part in parts], 0),
+        obs=obs_layout.nest(_leaves([f.obs for f in fragments], 1)),
+        actions=action_layout.nest(_leaves([f.actions for f in fragments], 1)),
+        policy_version=versions,
+        policy_lag=lags,
+        env_ids=np.concatenate(
+            [np.arange(part.first_env, part.first_env + part.fragment.num_envs) for part in parts]
+        ),
+        workers=np.repeat(np.array([part.worker for part in parts], dtype=np.int64), counts),
+        last_obs=obs_layout.nest(_leaves([f.last_obs for f in fragments], 0)),
+        last_values=_beside([f.last_values for f in fragments], 0),
         kl=np.array(kl, dtype=np.float64),
+        row_kl=np.repeat(np.array([part.kl for part in parts], dtype=np.float64), counts),
         **columns,
-        **_ends(parts, first_envs, obs_layout),
+        **_ends(parts, obs_layout),
     )
 
 
 _COLUMNS = ("rewards", "terminations", "truncations", "log_probs", "values", "valid")
 
 
-def _ends(parts: Sequence[Fragment], first_envs: Sequence[int], obs_layout: SpaceLayout) -> dict[str, Any]:
-    """What there is for each ended episode, ordered by time and then environment, whoever ran it."""
-    index = np.concatenate(
-        [part.final_index + np.array([0, first]) for part, first in zip(parts, first_envs, strict=True)]
-    )
+def _ends(parts: Sequence[Part], obs_layout: SpaceLayout) -> dict[str, Any]:
+    """What there is for each ended episode, ordered by time and then column, whoever ran it."""
+    fragments = [part.fragment for part in parts]
+    starts = np.cumsum([0, *(fragment.num_envs for fragment in fragments)])[:-1].tolist()
+    index = np.concatenate([f.final_index + np.array([0, s]) for f, s in zip(fragments, starts, strict=True)])
     order = np.lexsort((index[:, 1], index[:, 0]))
     index = index[order]
+    episodes = [
+        (start + episode.env_id - part.first_env, episode)
+        for part, start in zip(parts, starts, strict=True)
+        for episode in part.fragment.episodes
+    ]
     return {
         "final_index": index,
-        "final_obs": obs_layout.nest(
-            [leaf[order] for leaf in _leaves([part.final_obs for part in parts], 0)]
-        ),
-        "final_values": np.concatenate([part.final_values for part in parts])[order],
-        "episodes": _in_order([episode for part in parts for episode in part.episodes], index[:, 1]),
+        "final_obs": obs_layout.nest([leaf[order] for leaf in _leaves([f.final_obs for f in fragments], 0)]),
+        "final_values": np.concatenate([f.final_values for f in fragments])[order],
+        "episodes": _in_order(episodes, index[:, 1]),
     }
 
 
@@ -215,12 +274,12 @@ def _leaves(parts: Sequence[Sequence[Array]], axis: int) -> list[Array]:
     return [_beside(leaf, axis) for leaf in zip(*parts, strict=True)]
 
 
-def _in_order(episodes: Sequence[EpisodeRecord], ended: Array) -> list[EpisodeRecord]:
-    """Episodes in the order of their environments in `ended`; those of one environment keep theirs."""
+def _in_order(episodes: Sequence[tuple[int, EpisodeRecord]], ended: Array) -> list[EpisodeRecord]:
+    """Episodes, each given with its column, in the order of the columns `ended`."""
     waiting: dict[int, list[EpisodeRecord]] = {}
-    for episode in episodes:
-        waiting.setdefault(episode.env_id, []).append(episode)
-    ordered = [waiting[env].pop(0) for env in ended.tolist() if waiting.get(env)]
+    for column, episode in episodes:
+        waiting.setdefault(column, []).append(episode)
+    ordered = [waiting[column].pop(0) for column in ended.tolist() if waiting.get(column)]
     return ordered + [episode for left in waiting.values() for episode in left]
 
 

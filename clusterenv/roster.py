@@ -50,6 +50,8 @@ class Roster:
         """Expect `peers`; `digests` of their spaces (observation, action) must agree."""
         self.peers = peers
         self.by_address: dict[bytes, Peer] = {}
+        self.former: dict[bytes, Peer] = {}
+        """By address: the workers whose process there is given up."""
         self.processes: Processes | None = None
         self.begun = False
         """Whether all have been ready once: only then losses are mended."""
@@ -200,8 +202,10 @@ class Roster:
         error = lost(peer, what, self.processes, ended, reason)
         if peer.address is not None:
             self.by_address.pop(peer.address, None)
+            self.former[peer.address] = peer
         peer.address, peer.policy, peer.fresh, peer.reply = None, None, None, None
-        peer.expected, peer.catching_up, peer.rate = 0, 0, 0.0
+        peer.expected, peer.catching_up, peer.rate, peer.served_version = 0, 0, 0.0, 0
+        peer.give_up_fragment()
         peer.earlier_steps += peer.steps
         peer.steps = 0
         peer.last_error = str(error).splitlines()[0]

@@ -13,6 +13,7 @@ from clusterenv.peers import worker_stats
 from clusterenv.send_recv import SendRecv
 from clusterenv.session import LocalSession, SerialSession
 from clusterenv.stepping import Stepping
+from clusterenv.streaming import Streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Run:
     stepping: Stepping
     calling: Calling
     send_recv: SendRecv
+    streaming: Streaming
 
     @classmethod
     def over(
@@ -34,12 +36,15 @@ class Run:
         stepping = Stepping(head, layouts, num_envs, facts.autoreset_mode)
         spaces = (facts.single_observation_space, facts.single_action_space)
         batch_size = config.batch_size or num_envs
+        acting = Acting(head, config, spaces, layouts)
+        serial = isinstance(session, SerialSession)
         return cls(
             session=session,
-            acting=Acting(head, config, spaces, layouts),
+            acting=acting,
             stepping=stepping,
             calling=Calling(head, num_envs),
             send_recv=SendRecv(head, stepping, layouts, num_envs, batch_size),
+            streaming=Streaming(head, acting, stepping, config, layouts, on_demand=serial),
         )
 
     def stats(self) -> dict[str, Any]:
@@ -57,6 +62,8 @@ class Run:
             "bytes_sent": traffic.bytes_sent,
             "bytes_received": traffic.bytes_received,
             "late_replies": head.late_replies,
+            "late_fragments": sum(peer.late_fragments for peer in head.peers),
+            "lost_fragments": sum(peer.lost_fragments for peer in head.peers),
             "refused_messages": traffic.refused_messages,
             "threads": {"runners": [peer.welcome.runners for peer in head.peers]},
         }

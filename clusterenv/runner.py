@@ -16,6 +16,7 @@ from clusterenv import adapters, policy, shard_calls
 from clusterenv.adapters import Acted, AgentAdapter
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.commands import (
+    Abandoned,
     Act,
     Call,
     CallBatch,
@@ -25,7 +26,10 @@ from clusterenv.commands import (
     Evaluate,
     EvaluateBatch,
     Failed,
+    GiveUp,
     LoadState,
+    News,
+    Observe,
     Reply,
     Reset,
     RunnerReady,
@@ -57,6 +61,9 @@ class Runner:
         self._bounds: tuple[Array, Array] | None = None  # of Box actions
         self.abandoned = False
         """Nobody waits for the answer any more: a rollout ends after the step under way."""
+        self.look_for_news: Callable[[], None] | None = None
+        """Called between the steps of a Collect that may get news meanwhile; gives them to `take`."""
+        self._given_up = False
         self._acts = 0
         self._was_reset = False
         self._noise_seed = setup.noise_seed
@@ -98,6 +105,11 @@ class Runner:
             if not self._own_process:  # a Ctrl-C of the caller, in serial mode
                 raise
             return Failed.of(error)
+
+    def take(self, news: News) -> None:
+        """Heed news that have come, between two steps or two commands."""
+        if isinstance(news, GiveUp):
+            self._given_up = True
 
     def close(self) -> None:
         """All environments are closed."""
@@ -179,7 +191,11 @@ class Runner:
                 family=self._agent().family,
             )
 
-    def _collect(self, command: Collect) -> Fragment:
+    def _observe(self, _: Observe) -> ResetBatch:
+        with self._envs() as shard:
+            return ResetBatch(obs=[leaf.copy() for leaf in shard.obs])
+
+    def _collect(self, command: Collect) -> Fragment | Abandoned:
         with self._envs() as shard:
             if shard.autoreset_mode is AutoresetMode.DISABLED:
                 raise StateError(
@@ -190,10 +206,13 @@ class Runner:
                 self._was_reset = True
             shard.reset_ended()
             record = Recording(shard.obs_layout, shard.action_layout, command.num_steps, self._env_ids)
+            self._given_up = False
             try:
-                self._fill(record, shard, command.num_steps)
+                self._fill(record, shard, command)
             finally:
                 episodes = record.count_episodes(self._returns, self._lengths)
+            if record.steps_done < command.num_steps:
+                return Abandoned()
             adapter = self._agent()
             return record.fragment(
                 adapter.values,
@@ -203,8 +222,13 @@ class Runner:
                 family=adapter.family,
             )
 
-    def _fill(self, record: Recording, shard: AnyShard, num_steps: int) -> None:
-        """The hot loop: one forward pass of the policy and one call of each environment per step."""
+    def _fill(self, record: Recording, shard: AnyShard, command: Collect) -> None:
+        """The hot loop: one forward pass of the policy and one call of each environment per step.
+
+        It ends early when it is told to give up.
+        """
+        num_steps = command.num_steps
+        look_for_news = None if command.sync_at is None else self.look_for_news
         nest = shard.obs_layout.nest
         resets_apart = isinstance(shard, VectorShard)  # in steps that are no transitions
         obs = record.obs_at(0)
@@ -212,6 +236,11 @@ class Runner:
         for t in range(num_steps):
             if self.abandoned:
                 raise StateError("the rollout was abandoned")
+            if look_for_news is not None:
+                look_for_news()
+                if self._given_up:
+                    _copy(obs, shard.obs)
+                    return
             try:
                 acted = self._decide(nest(obs), with_values=False)
             except BaseException:
@@ -314,4 +343,5 @@ _HANDLERS: Final[dict[type, Callable[[Runner, Any], Reply]]] = {
     Act: Runner._act,
     Evaluate: Runner._evaluate,
     Collect: Runner._collect,
+    Observe: Runner._observe,
 }

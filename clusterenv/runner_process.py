@@ -8,6 +8,7 @@ import multiprocessing.forkserver
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clusterenv.commands import Command, Failed, RunnerSetup
+from clusterenv.commands import Command, Failed, News, RunnerSetup
 from clusterenv.lifetime import end_with_parent
 from clusterenv.runner import Runner
 
@@ -59,7 +60,11 @@ def serve(connection: Connection, setup: RunnerSetup) -> None:
     with contextlib.suppress(EOFError, OSError), contextlib.closing(runner):
         line.send(_build(runner))
         while True:
-            line.answer(cast("Command", receive(connection)))
+            message = receive(connection)
+            if isinstance(message, News):
+                runner.take(message)
+            else:
+                line.answer(cast("Command", message))
 
 
 def _live_no_longer_than_the_worker() -> None:
@@ -111,6 +116,9 @@ class _Line:
         self._busy = False
         self._pid = os.getpid()
         self._sending = threading.Lock()
+        self._poller = select.poll()
+        self._poller.register(connection, select.POLLIN)
+        runner.look_for_news = self._look_for_news
         threading.Thread(target=self._tick, name="clusterenv-tick", daemon=True).start()
 
     def answer(self, command: Command) -> None:
@@ -124,6 +132,15 @@ class _Line:
     def send(self, value: object) -> None:
         with self._sending:
             send(self._connection, value)
+
+    def _look_for_news(self) -> None:
+        """The worker sends nothing else while a command is in work."""
+        while self._poller.poll(0):
+            try:
+                self._runner.take(cast("News", receive(self._connection)))
+            except (EOFError, OSError):
+                self._runner.abandoned = True
+                return
 
     def _tick(self) -> None:
         """For as long as the process lives, and only while an answer is awaited, so that nothing piles up."""

@@ -117,6 +117,8 @@ class Service:
         if self._leave_by is None:
             self._leaving = LEAVE_ON[signal.Signals(number)]
             self._leave_by = time.monotonic() + LEAVE_WITHIN_S
+            if self._worker is not None:
+                self._worker.leave()
 
     def _leave_if_due(self, worker: Worker) -> None:
         if self._leave_by is None or worker.closing is not None:

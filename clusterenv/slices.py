@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.commands import (
+    Abandoned,
     Call,
     CallBatch,
     Command,
@@ -97,6 +98,9 @@ def merge(replies: Sequence[Reply], slices: Sequence[slice]) -> Reply:
     first = replies[0]
     if len(replies) == 1 or isinstance(first, Done):
         return first
+    abandoned = next((reply for reply in replies if isinstance(reply, Abandoned)), None)
+    if abandoned is not None:
+        return abandoned  # what other runners have finished belongs to a fragment that is not whole
     if isinstance(first, ResetBatch):
         return _merge_resets(_all(replies, ResetBatch))
     if isinstance(first, StepBatch):
@@ -204,11 +208,23 @@ def _merge_fragments(fragments: Sequence[Fragment], starts: Sequence[int]) -> Fr
         final_index=index[order],
         final_obs=[leaf[order] for leaf in _leaves([f.final_obs for f in fragments])],
         final_values=np.concatenate([f.final_values for f in fragments])[order],
-        policy_version=fragments[0].policy_version,
+        policy_version=max(f.policy_version for f in fragments),
+        versions=_versions(fragments),
         episodes=[episodes[i] for i in order],  # one for each ended row
         params=_params([f.params for f in fragments], axis=1),
         family=fragments[0].family,
     )
+
+
+def _versions(fragments: Sequence[Fragment]) -> NDArray[np.int64] | None:
+    """Those that acted in each row [T, n], if there were several."""
+    if len({f.policy_version for f in fragments}) == 1 and all(f.versions is None for f in fragments):
+        return None
+    columns = [
+        np.full(f.rewards.shape, f.policy_version, np.int64) if f.versions is None else f.versions
+        for f in fragments
+    ]
+    return np.concatenate(columns, axis=1)
 
 
 def _leaves(parts: Sequence[Sequence[Array]], axis: int = 0) -> list[Array]:

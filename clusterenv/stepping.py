@@ -136,6 +136,13 @@ class Stepping:
 
     # --- what others moved ------------------------------------------------------------------------------
 
+    def stands_at(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+        """The environments of a worker stand at these observations, and none of them has ended."""
+        assert self.last_obs is not None
+        batch = ResetBatch.of_frames(frames, self._obs, num_envs=peer.num_envs, infos=[])
+        self.last_obs[peer.rank] = batch.obs
+        self._ended[peer.rows] = False
+
     def goes_on_from(self, last_obs: Nested, valid: NDArray[np.bool_]) -> None:
         """The next step goes on from observations [N, ...], in workers that have a `valid` row [T, N]."""
         assert self.last_obs is not None

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from clusterenv.config import EnvConfig
-from clusterenv.peers import Peer, Processes
+from clusterenv.intake import Intake
+from clusterenv.peers import Peer, Processes, State
 from clusterenv.policy import Snapshot
 from clusterenv.roster import CATCH_UP, Roster
 from clusterenv.transport import Envelope
@@ -44,6 +45,7 @@ class Switchboard:
         peers = [Peer(w.rank, w.first_env, w.num_envs, w, blobs) for w, blobs in welcomes]
         self._roster = Roster(peers, config, digests, self._condition, self._post)
         self._snapshot: Snapshot | None = None
+        self._intake: Intake | None = None
         self.peers = peers
         self.late_replies = 0
         self.refused_peers = 0
@@ -87,6 +89,8 @@ class Switchboard:
             if isinstance(message, m.Hello):
                 self._on_hello(envelope, message)
             elif peer is None:
+                if isinstance(message, m.FragmentReply) and envelope.peer in self._roster.former:
+                    self._roster.former[envelope.peer].late_fragments += 1
                 self._refuse(envelope, "say hello first")
             else:
                 peer.heard_at = time.monotonic()
@@ -116,14 +120,25 @@ class Switchboard:
         elif envelope.sequence >= CATCH_UP:
             if envelope.sequence == peer.catching_up:
                 self._roster.on_catch_up(peer, envelope)
+                if peer.state is State.READY and self._intake is not None and not self._intake.closed:
+                    self._intake.join(peer, self.published_version)
         elif isinstance(message, m.Failure) and envelope.sequence in (0, peer.expected):
             self._roster.fail(peer, message)
+            peer.give_up_fragment()
+        elif isinstance(message, m.FragmentReply) and self._streams(peer, envelope):
+            assert self._intake is not None
+            self._intake.on_fragment(peer, envelope)
         elif envelope.sequence != peer.expected or not peer.expected or peer.reply is not None:
             self.late_replies += 1  # its call ended without it
+            peer.late_fragments += isinstance(message, m.FragmentReply)
         else:
             peer.reply = envelope
             if isinstance(message, m.ActReply | m.FragmentReply):
                 peer.policy = message.policy
+
+    def _streams(self, peer: Peer, envelope: Envelope) -> bool:
+        intake = self._intake
+        return intake is not None and envelope.sequence == intake.sequence == peer.expected
 
     def _refuse(self, envelope: Envelope, reason: str) -> None:
         assert self._link is not None
@@ -148,6 +163,7 @@ class Switchboard:
             logger.warning("worker %d asked for weights before any were published", peer.rank)
             return
         self.weight_bytes_sent += snapshot.nbytes
+        peer.served_version = snapshot.version
         self._post(peer, m.WeightsReply(version=snapshot.version), (snapshot.payload,), 0)
 
     def _post(self, peer: Peer, message: m.Message, frames: Sequence[Any], sequence: int) -> None:

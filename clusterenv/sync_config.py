@@ -11,6 +11,9 @@ from clusterenv.errors import ConfigError
 
 AUTO_START = 0.05
 """Nats: where the thresholds of kl_threshold="auto" begin."""
+LOCKSTEP_MAX_LAG = 8
+STREAM_MAX_LAG = 256
+"""Bounds on the lag in `step` and `rollout`, and in `stream`, where the user has set none."""
 PROTOTYPE = "prototype:"
 """Begin of the `sync` of an older rule, there for comparison only: see `policy_sync.prototype_rows`."""
 _RULES = re.compile(rf"adaptive|every|interval:[1-9]\d*|broadcast|never|{PROTOTYPE}\d+(\.\d+)?")
@@ -22,7 +25,7 @@ class SyncConfig:
 
     kl_threshold: float = 0.05
     auto_threshold: bool = False
-    max_lag: int = 8
+    max_lag: int = LOCKSTEP_MAX_LAG
     max_age_s: float = math.inf
     min_interval: int = 1
     sync: str = "adaptive"

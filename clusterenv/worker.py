@@ -35,6 +35,7 @@ from clusterenv.commands import (
 from clusterenv.errors import ClusterEnvError, DeadlineError, EnvError, RunnerLost
 from clusterenv.layout import SpaceLayout
 from clusterenv.transport import messages as m
+from clusterenv.worker_stream import WorkerStream
 
 if TYPE_CHECKING:
     from clusterenv.pool import Pool
@@ -64,6 +65,7 @@ class Worker:
         self._commands: deque[tuple[int, m.Message, list[Any]]] = deque()
         self._then: Callable[[Any], None] | None = None
         self._sequence = 0
+        self._stream: WorkerStream | None = None
         self._action_layout: SpaceLayout | None = None
         self.steps = 0
         self.pool: Pool | None = None
@@ -84,6 +86,9 @@ class Worker:
             self._end(message.reason)
         elif isinstance(message, m.WeightsReply):
             self._policy.on_weights(message, frames)
+        elif isinstance(message, m.Published | m.Room | m.StopStream):
+            if self._stream is not None and sequence == self._sequence:
+                self._stream.on_message(message, frames)
         elif not isinstance(message, m.HeartbeatAck):
             self._commands.append((sequence, message, frames))
             self._next_command()
@@ -114,8 +119,13 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a command is in work."""
-        return bool(self._sequence)
+        """Whether a command is in work; of a stream, whether a fragment is."""
+        return bool(self._sequence) if self._stream is None else self._stream.busy
+
+    def leave(self) -> None:
+        """Begin nothing more by itself, since this process is about to end."""
+        if self._stream is not None:
+            self._stream.leave()
 
     def heartbeat(self) -> m.Heartbeat:
         """The sign of life that is due now and then."""
@@ -198,6 +208,16 @@ class Worker:
         elif isinstance(message, m.RolloutCommand):
             act = partial(self._run, Collect(num_steps=message.num_steps), self._collected)
             self._policy.freshen(message, frames, act)
+        elif isinstance(message, m.StreamCommand):
+            self._begin_stream(message)
+
+    def _begin_stream(self, message: m.StreamCommand) -> None:
+        assert self.pool is not None
+        self._policy.begin_stream(message.max_lag)
+        self._stream = WorkerStream(
+            message, self._policy, self._run, self.pool.tell, self._send_fragment, self._stream_ended
+        )
+        self._stream.go_on()
 
     def _reset(self, message: m.ResetCommand, frames: list[Any]) -> None:
         if message.noise_seed is not None:
@@ -227,6 +247,9 @@ class Worker:
 
     def _answer(self, message: m.Message, frames: Frames = ()) -> None:
         sequence, self._sequence = self._sequence, 0
+        if self._stream is not None:
+            self._stream = None
+            self._policy.end_stream()
         self._send(message, frames, sequence)
         self._next_command()
 
@@ -269,9 +292,19 @@ class Worker:
         self._answer(reply, batch.frames())
 
     def _collected(self, fragment: Fragment) -> None:
+        self._answer(self._reply(fragment), fragment.frames())
+
+    def _send_fragment(self, fragment: Fragment) -> None:
+        """One of many answers."""
+        self._send(self._reply(fragment), fragment.frames(), self._sequence)
+
+    def _stream_ended(self, ended: m.StreamEnded, batch: ResetBatch) -> None:
+        self._answer(ended, batch.frames())
+
+    def _reply(self, fragment: Fragment) -> m.FragmentReply:
         self.steps += fragment.rewards.size
         family = fragment.family
-        reply = m.FragmentReply(
+        return m.FragmentReply(
             policy=self._policy.info(),
             fragment=self._policy.keep_sample(fragment),
             num_steps=fragment.num_steps,
@@ -282,8 +315,8 @@ class Worker:
             ],
             family=None if family is None else family.kind.value,
             family_sizes=[] if family is None else list(family.sizes),
+            has_versions=fragment.versions is not None,
         )
-        self._answer(reply, fragment.frames())
 
     def _end(self, reason: str, exit_code: int = 0) -> None:
         self.closing = reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +20,11 @@ class Vector(SyncVectorEnv):
         self.metadata = {**self.metadata, "autoreset_mode": mode, "reset_mask": masks}
         self.threads = threads
         self.masks = masks
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        if name in ("pid", "threads"):  # of the vector
+            return (os.getpid() if name == "pid" else self.threads,) * self.num_envs
+        return super().call(name, *args, **kwargs)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         assert self.masks or not options or "reset_mask" not in options

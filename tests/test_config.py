@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig, SyncConfig
 from clusterenv.errors import ConfigError
 
-WHOLE_FROM_1 = [0, -1, 2.0, math.nan, "8", None, True]
+WHOLE_FROM_1 = [0, -1, 2.0, math.nan, "8", True, None]
 SECONDS = [0, -1.0, math.nan, "10", True]
 PORT_RANGES = [5555, (1,), (0, 10), (20, 10), (1, 65536), (1.0, 2.0), "12", (1, 2, 3)]
 MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
@@ -34,7 +34,7 @@ REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (EnvConfig, "batch_size", [0, -1, 1.5, True, "2"], "a whole number from 1"),
     (EnvConfig, "kl_threshold", [-0.01, math.nan, "0.05", None, True], "a number of nats from 0"),
     (EnvConfig, "n_ref", WHOLE_FROM_1, "a whole number from 1"),
-    (EnvConfig, "max_lag", WHOLE_FROM_1, "a whole number from 1"),
+    (EnvConfig, "max_lag", WHOLE_FROM_1[:-1], "a whole number from 1"),
     (EnvConfig, "max_age_s", [*SECONDS, None], "a number of seconds above 0"),
     (EnvConfig, "min_interval", WHOLE_FROM_1, "a whole number from 1"),
     (EnvConfig, "sync", ["interval", "interval:0", "interval:-1", "Every", None], '"adaptive", "every"'),
@@ -99,7 +99,7 @@ ACCEPTED: list[tuple[type[Any], str, list[Any]]] = [
     (EnvConfig, "envs_per_node", [1, 4096, np.int32(8)]),
     (EnvConfig, "kl_threshold", [0, 0.0, 0.05, math.inf, np.float32(0.1)]),
     (EnvConfig, "n_ref", [1, 4096]),
-    (EnvConfig, "max_lag", [1, 256]),
+    (EnvConfig, "max_lag", [1, 256, None]),
     (EnvConfig, "max_age_s", [0.1, 60, math.inf]),
     (EnvConfig, "min_interval", [1, 10]),
     (EnvConfig, "sync", ["adaptive", "every", "interval:1", "interval:16", "broadcast", "never"]),

@@ -154,14 +154,14 @@ def test_mean_divergence_without_states_is_unknown() -> None:
 
 def test_reference_samples_keep_the_last_fragments() -> None:
     samples = ReferenceSamples()
-    for fragment in range(1, 8):
+    for fragment in range(1, 30):
         samples.put(fragment, 3, TWO, np.full((1, 2), fragment, np.float32))
 
-    kept = [fragment for fragment in range(1, 8) if samples.get(fragment, 3, TWO) is not None]
-    newest = samples.get(7, 3, TWO)
-    assert kept == list(range(8 - KEPT_SAMPLES, 8))
+    kept = [fragment for fragment in range(1, 30) if samples.get(fragment, 3, TWO) is not None]
+    newest = samples.get(29, 3, TWO)
+    assert kept == list(range(30 - KEPT_SAMPLES, 30))
     assert newest is not None
-    assert newest[0, 0] == 7
+    assert newest[0, 0] == 29
 
 
 def test_reference_samples_say_nothing_of_another_policy_or_family() -> None:

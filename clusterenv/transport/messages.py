@@ -101,8 +101,8 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     length: Count
 
 
-class FragmentReply(Message, frozen=True, kw_only=True):
-    """Answer to RolloutCommand. Frames: Fragment.frames()."""
+class FragmentReply(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to RolloutCommand, and one of many to StreamCommand. Frames: Fragment.frames()."""
 
     policy: PolicyInfo
     fragment: Count
@@ -111,6 +111,7 @@ class FragmentReply(Message, frozen=True, kw_only=True):
     episodes: Annotated[list[Episode], Meta(max_length=1 << 22)]
     family: Word | None
     family_sizes: Counts
+    has_versions: bool = False
 
 
 class PullRequest(Message, frozen=True, kw_only=True):
@@ -133,6 +134,12 @@ class Failure(Message, frozen=True, kw_only=True):
 
 class CallReply(Message, frozen=True, kw_only=True):
     """Answer to CallCommand. Frames: what each of the k environments gave, see `values.join`."""
+
+
+class StreamEnded(Message, frozen=True, kw_only=True):
+    """Last answer to StreamCommand, after StopStream. Frames: present observation leaves [n, ...]."""
+
+    abandoned: Count
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
@@ -249,6 +256,34 @@ class RolloutCommand(Message, frozen=True, kw_only=True):
     has_weights: bool
 
 
+class StreamCommand(Message, frozen=True, kw_only=True):
+    """Make fragments of `num_steps` without being asked again, `room` of them and one for each Room."""
+
+    version: Count
+    num_steps: Count
+    room: Count
+    sync_at: Word
+    max_lag: Count
+
+
+class Published(Message, frozen=True, kw_only=True):
+    """A new version of the policy, for a worker that streams. Frames as for ActCommand."""
+
+    version: Count
+    reference: Reference | None
+    has_weights: bool
+
+
+class Room(Message, frozen=True, kw_only=True):
+    """The learner has taken fragments of a worker that streams: it may make as many more."""
+
+    fragments: Count
+
+
+class StopStream(Message, frozen=True, kw_only=True):
+    """Make no more fragments; the one under way is given up after the step under way."""
+
+
 class WeightsReply(Message, frozen=True, kw_only=True):
     """The newest snapshot. Frames: safetensors bytes."""
 
@@ -274,6 +309,7 @@ KINDS: dict[int, type[Message]] = {
     10: Failure,
     11: Goodbye,
     12: CallReply,
+    13: StreamEnded,
     32: Welcome,
     33: Refused,
     34: HeartbeatAck,
@@ -286,5 +322,9 @@ KINDS: dict[int, type[Message]] = {
     41: CloseCommand,
     42: CallCommand,
     43: SetAttrCommand,
+    44: StreamCommand,
+    45: Published,
+    46: Room,
+    47: StopStream,
 }
 """Number on the wire of each kind: up to 31 from workers, from 32 on from the head."""

@@ -49,6 +49,7 @@ def made_up_rollout(
         "final_obs": rng.normal(size=(3, *size)).astype(np.float32),
         "final_values": nan[0, :3],
         "kl": np.zeros(1),
+        "row_kl": np.zeros(num_envs),
         "episodes": [],
     }
     return Rollout(**values)

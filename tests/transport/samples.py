@@ -85,6 +85,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         ),
         (m.Goodbye(reason="walltime"), []),
         (m.CallReply(), [b"results"]),
+        (m.StreamEnded(abandoned=1), [np.zeros((2, 3), dtype=np.float32)]),
         (
             m.Welcome(
                 rank=1,
@@ -127,5 +128,9 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (m.CloseCommand(reason="the head closed the run"), []),
         (m.CallCommand(name="render", mask=None), [b"arguments"]),
         (m.SetAttrCommand(name="gravity", mask=[True, False], num_values=1), [b"values"]),
+        (m.StreamCommand(version=8, num_steps=128, room=2, sync_at="fragment", max_lag=256), []),
+        (m.Published(version=9, reference=REFERENCE, has_weights=False), [THETA]),
+        (m.Room(fragments=1), []),
+        (m.StopStream(), []),
     ]
 }

@@ -56,7 +56,7 @@ def rows_of(record: type[msgspec.Struct]) -> list[tuple[str, str]]:
     hints = get_type_hints(record, include_extras=True)
     rows = []
     for field in msgspec.structs.fields(record):
-        default = {None: ", default nil", "": ', default ""'}.get(field.default, "")
+        default = {None: ", default nil", "": ', default ""', False: ", default false"}.get(field.default, "")
         rows.append((field.name, in_words(hints[field.name]) + default))
     return rows
 

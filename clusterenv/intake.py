@@ -1,0 +1,103 @@
+"""The fragments of an open stream as they arrive: of each worker a bounded number, counted if late."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from clusterenv.peers import Peer, State
+from clusterenv.transport import Envelope
+from clusterenv.transport import messages as m
+
+Post = Callable[[Peer, m.Message, Sequence[Any], int], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """A fragment that the learner has not taken yet."""
+
+    peer: Peer
+    incarnation: int
+    message: m.FragmentReply
+    frames: list[memoryview]
+
+
+class Intake:
+    """What the head knows of one stream. Every method is called under the head's lock, on any thread.
+
+    A worker has as many places as the command has room. A fragment takes one, from when it may be begun until
+    the learner takes it.
+    """
+
+    def __init__(self, sequence: int, command: m.StreamCommand, peers: Sequence[Peer], post: Post) -> None:
+        """No worker takes part yet; `command` is what each is sent, but for the version.
+
+        Without room in it, a worker makes a fragment only when `allow` says so.
+        """
+        self.sequence = sequence
+        self.closed = False
+        self.arrived: deque[Arrival] = deque()
+        self.newest: dict[int, Arrival] = {}
+        """By rank: the last fragment of each worker, taken or not."""
+        self._command = command
+        self._peers = peers
+        self._post = post
+
+    def join(self, peer: Peer, version: int) -> None:
+        """A worker that is ready takes part, from its next free moment on, with `version` as the newest."""
+        peer.fresh, peer.loss_told = None, True
+        peer.expected, peer.reply, peer.failure = self.sequence, None, None
+        peer.sent_at = time.monotonic()
+        peer.room = self._command.room
+        self._post(peer, msgspec.structs.replace(self._command, version=version), (), self.sequence)
+
+    def has(self, peer: Peer) -> bool:
+        """Whether a worker takes part and has neither ended nor failed."""
+        waits = peer.reply is None and peer.failure is None
+        return peer.state is State.READY and peer.expected == self.sequence and waits
+
+    def on_fragment(self, peer: Peer, envelope: Envelope) -> None:
+        """A fragment has come."""
+        assert isinstance(envelope.message, m.FragmentReply)
+        if self.closed or peer.room <= 0:
+            peer.late_fragments += 1
+            return
+        peer.room -= 1
+        peer.policy = envelope.message.policy
+        arrival = Arrival(peer, envelope.incarnation, envelope.message, envelope.frames)
+        self.arrived.append(arrival)
+        self.newest[peer.rank] = arrival
+
+    def take(self) -> Arrival:
+        """The fragment that came first; its place is free again."""
+        arrival = self.arrived.popleft()
+        peer = arrival.peer
+        if self._command.room and peer.incarnation == arrival.incarnation and self.has(peer):
+            self.allow(peer)
+        return arrival
+
+    def allow_one(self) -> None:
+        """Where workers make fragments only when they are wanted, one is wanted."""
+        if self._command.room == 0 and not self.arrived:
+            for peer in [peer for peer in self._peers if self.has(peer) and not peer.room][:1]:
+                self.allow(peer)
+
+    def allow(self, peer: Peer) -> None:
+        """A worker may make one more fragment."""
+        peer.room += 1
+        self._post(peer, m.Room(fragments=1), (), self.sequence)
+
+    def stop(self) -> None:
+        """Workers give up what is under way; what comes from now on is late, and so is what nobody took."""
+        self.closed = True
+        for arrival in self.arrived:
+            arrival.peer.late_fragments += 1
+        self.arrived.clear()
+        self.newest.clear()
+        for peer in [peer for peer in self._peers if self.has(peer)]:
+            self._post(peer, m.StopStream(), (), self.sequence)

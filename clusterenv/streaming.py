@@ -1,0 +1,253 @@
+"""The head's part of a stream: batches of what workers make on their own, and new versions told to them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from clusterenv.acting import Acting, Sample
+from clusterenv.checks import is_number
+from clusterenv.config import EnvConfig
+from clusterenv.errors import CallTimeout, ClusterEnvError, ConfigError, StateError
+from clusterenv.head import Head
+from clusterenv.intake import Arrival
+from clusterenv.layout import SpaceLayout
+from clusterenv.rollout import Part, Rollout, side_by_side
+from clusterenv.stepping import Stepping
+from clusterenv.transport import messages as m
+
+Call = Callable[[Callable[[], Rollout | None]], Rollout | None]
+
+
+class Stream:
+    """The batches of `ClusterEnv.stream`, without an end of their own.
+
+    Leaving its loop, or dropping it, closes it; so does an error.
+    """
+
+    def __init__(self, streaming: Streaming, call: Call) -> None:
+        """Draw from `streaming`, just opened, by way of `call`, which knows what errors mean for the run."""
+        self._streaming = streaming
+        self._number = streaming.opened
+        self._call = call
+        self._thread = threading.get_ident()
+        self._busy = False
+
+    def __iter__(self) -> Self:
+        """The stream itself."""
+        return self
+
+    def __next__(self) -> Rollout:
+        """The next batch; see `take`."""
+        if self.closed:
+            raise StopIteration
+        return self.take()
+
+    def take(self, timeout: float | None = None) -> Rollout:
+        """The next batch, once the agent's present state is published, within `timeout` seconds if given.
+
+        Raises:
+            CallTimeout: if it is not there in time; it may be called again, and nothing is lost.
+            EnvError, AgentError: if an environment or the agent raised on a worker; the stream is closed.
+            WorkerLost: as in `rollout`; the environments are closed.
+            StateError: if the stream is closed.
+        """
+        if self.closed:
+            raise StateError("the stream is closed; open another")
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
+            raise ConfigError("timeout", timeout, "a number of seconds from 0, or None")
+        try:
+            batch = self._do(lambda: self._streaming.take(timeout))
+        except CallTimeout:
+            raise
+        except BaseException:
+            self.close()
+            raise
+        assert batch is not None
+        return batch
+
+    @property
+    def closed(self) -> bool:
+        """Whether no batch follows."""
+        return not self._streaming.is_open or self._streaming.opened != self._number
+
+    def close(self) -> None:
+        """Workers stop within a step, and other calls may be made again; may be called again.
+
+        What nobody has taken is counted in `stats()`.
+        """
+        if not self.closed:
+            self._do(self._streaming.close)
+
+    def _do(self, what: Callable[[], Rollout | None]) -> Rollout | None:
+        self._busy = True
+        try:
+            return self._call(what)
+        finally:
+            self._busy = False
+
+    def __enter__(self) -> Self:
+        """The stream itself; it is closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def __del__(self) -> None:
+        """Close, if that can be done here: garbage may be collected in the middle of anything."""
+        if self.closed:
+            return
+        self._streaming.is_dropped = True
+        if threading.get_ident() == self._thread and not self._busy:
+            with contextlib.suppress(ClusterEnvError):
+                self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """What `ClusterEnv.stream` was asked for."""
+
+    num_steps: int
+    fragments: int
+    sync_at: str
+    queue: int
+
+
+class Streaming:
+    """At most one stream at a time."""
+
+    def __init__(
+        self,
+        head: Head,
+        acting: Acting,
+        stepping: Stepping,
+        config: EnvConfig,
+        layouts: tuple[SpaceLayout, SpaceLayout],
+        *,
+        on_demand: bool,
+    ) -> None:
+        """None is open. With `on_demand` workers make a fragment only when it is waited for."""
+        self._head = head
+        self._acting = acting
+        self._stepping = stepping
+        self._config = config
+        self._obs, self._actions = layouts
+        self._on_demand = on_demand
+        self._agent: object = None
+        self._fragments = 1
+        self._parts: list[Arrival] = []
+        self._announced = 0
+        self._sampled: dict[int, tuple[Arrival, Sample]] = {}
+        self.opened = 0
+        """Streams so far."""
+        self.is_open = False
+        self.is_dropped = False
+        """Whether nobody holds the stream that is open, which any call may therefore close."""
+
+    def open(self, agent: object, options: StreamOptions) -> None:
+        """Workers begin to make fragments.
+
+        Raises:
+            AgentError: if they cannot act with the agent.
+            WorkerLost: as in any call.
+        """
+        version = self._acting.publish(agent).version
+        command = m.StreamCommand(
+            version=version,
+            num_steps=options.num_steps,
+            room=0 if self._on_demand else options.queue,
+            sync_at=options.sync_at,
+            max_lag=self._config.stream_max_lag,
+        )
+        self._agent, self._fragments, self._announced = agent, options.fragments, version
+        self._head.open_stream(command)
+        self.opened += 1
+        self.is_open, self.is_dropped = True, False
+
+    def publish(self, agent: object) -> int:
+        """Workers compare with the agent's present state from now on; returns its version.
+
+        Raises:
+            StateError: if it is not the agent of the stream.
+            AgentError: if its state has changed its names or shapes.
+        """
+        if agent is not self._agent:
+            raise StateError("publish another agent than that of the open stream; close the stream first")
+        snapshot = self._acting.publish(agent, known=True)
+        if snapshot.version != self._announced:
+            self._announced = snapshot.version
+            self._head.announce(self._acting.news(snapshot, self._samples()))
+        return snapshot.version
+
+    def _samples(self) -> dict[int, Sample]:
+        """Of each worker that still acts with the policy of its last fragment, states of that."""
+        samples = {}
+        for rank, arrival in self._head.newest_fragments().items():
+            peer, message = arrival.peer, arrival.message
+            pulled_since = peer.served_version > message.policy.policy_version
+            if pulled_since or peer.incarnation != arrival.incarnation:
+                continue
+            if rank not in self._sampled or self._sampled[rank][0] is not arrival:
+                fragment = self._acting.fragment(peer, message, arrival.frames)
+                self._sampled[rank] = (arrival, self._acting.sample(peer, message, fragment))
+            samples[rank] = self._sampled[rank][1]
+        return samples
+
+    def take(self, timeout_s: float | None) -> Rollout:
+        """The next batch, after the agent's present state was published.
+
+        Raises:
+            CallTimeout: if it is not there within `timeout_s`; nothing is lost.
+            EnvError, AgentError, WorkerLost: as in any call.
+        """
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        version = self.publish(self._agent)
+        while len(self._parts) < self._fragments:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            arrival = self._head.next_fragment(left)
+            if arrival is None:
+                raise CallTimeout(
+                    f"{len(self._parts)} of {self._fragments} fragments came within timeout = {timeout_s:g} s"
+                )
+            self._parts.append(arrival)
+        arrivals, self._parts = self._parts, []
+        return self._batch(arrivals, version)
+
+    def _batch(self, arrivals: Sequence[Arrival], version: int) -> Rollout:
+        parts = [
+            Part(
+                self._acting.fragment(arrival.peer, arrival.message, arrival.frames),
+                worker=arrival.peer.rank,
+                first_env=arrival.peer.first_env,
+                kl=arrival.message.policy.kl,
+            )
+            for arrival in arrivals
+        ]
+        return side_by_side(
+            parts,
+            obs_layout=self._obs,
+            action_layout=self._actions,
+            published_version=version,
+            kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
+        )
+
+    def close(self) -> None:
+        """The stream has ended in all workers, and `step` and `rollout` go on from where it has left them."""
+        if not self.is_open:
+            return
+        for arrival in self._parts:
+            arrival.peer.late_fragments += 1
+        self._parts = []
+        for ended in self._head.end_stream():
+            self._stepping.stands_at(ended.peer, ended.frames)
+        self._sampled.clear()
+        self._agent = None
+        self.is_open = False
