@@ -45,7 +45,18 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "a2c": {
         "CartPole-v1": {
             "total_steps": 200_000,
+            "envs_per_worker": 16,
             "learning_rate": 5e-3,
+            "normalize_obs": False,
+            "scale_rewards": False,
+        },
+        "LunarLander-v3": {"total_steps": 2_000_000, "gamma": 0.995},
+    },
+    "a3c": {
+        "CartPole-v1": {
+            "total_steps": 200_000,
+            "envs_per_worker": 16,
+            "learning_rate": 3e-3,
             "normalize_obs": False,
             "scale_rewards": False,
         },

@@ -1,6 +1,6 @@
-"""IMPALA over `ClusterEnv.rollout`, to read downwards: options, samples, loss, batches, loop.
+"""IMPALA over `ClusterEnv.stream`, to read downwards: options, samples, loss, batches, loop.
 
-Workers pull weights only when their policy has drifted, so a batch may come from an older policy mu. V-trace
+Workers never wait for the learner, so every batch comes from policies mu that are some updates old. V-trace
 (Espeholt and others, 2018) corrects for that, with the log-probs that were stored when acting:
 
     rho = min(rho_bar, pi / mu)     weight of a step, in the targets and in the gradient
@@ -42,8 +42,12 @@ class IMPALAConfig(Options):
 
     max_lag: int = 256
     """Updates: no worker acts with a policy older than this."""
+    lockstep: bool = False
+    """Collect with `rollout`, workers and learner in turns, to see what streaming is worth."""
+    fragments: int = 2
+    """Fragments, each of one worker, in a batch; in lock-step a batch has one of every worker."""
     num_steps: int = 64
-    """Steps of every environment between two updates."""
+    """Steps of every environment in a fragment."""
     passes: int = 4
     """Times that a batch is used; the targets are computed anew each time."""
     num_minibatches: int = 4
@@ -82,7 +86,7 @@ class IMPALAConfig(Options):
         super().__post_init__()
         check(
             self,
-            whole=("num_steps", "passes", "num_minibatches", "hidden"),
+            whole=("fragments", "num_steps", "passes", "num_minibatches", "hidden"),
             fraction=("gamma", "trace_lambda"),
             positive=("learning_rate", "rho_bar", "c_bar", "clip_coef", "max_grad_norm"),
             finite=("learning_rate", "value_coef", "entropy_coef"),
@@ -201,8 +205,12 @@ def update(
 
 @contextmanager
 def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Iterator[Rollout]]:
-    """Batches without end."""
-    yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
+    """Batches without end, collected while the learner computes, or in turns with it."""
+    if config.lockstep:
+        yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
+        return
+    with env.stream(actor, num_steps=config.num_steps, fragments=config.fragments) as stream:
+        yield stream
 
 
 def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:

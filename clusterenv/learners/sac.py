@@ -1,8 +1,8 @@
 """Soft actor-critic over `ClusterEnv.rollout` for continuous control: options, networks, losses, loop.
 
 Of Haarnoja and others (2018), with twin critics and a temperature alpha that holds the policy's entropy at a
-target. The policy is a Gaussian whose samples tanh maps into the bounds of the actions. Workers get the policy
-alone; what they did is replayed:
+target. The policy is a Gaussian whose samples tanh maps into the bounds of the actions. Workers get no
+critics; what they did is replayed:
 
     critics      minimise  (Q_i(s, a) - r - gamma (min_i Q_target_i(s', a') - alpha log pi(a'|s')))^2
     policy       maximise  min_i Q_i(s, a) - alpha log pi(a|s),   a drawn from the policy
@@ -114,8 +114,8 @@ class Agent(nn.Module):
             SpaceError: if actions are not bounded and one-dimensional, or observations have no fixed size.
         """
         super().__init__()
-        bounded = isinstance(action_space, gym.spaces.Box) and action_space.is_bounded()
-        if not bounded or len(action_space.shape or ()) != 1:
+        box = gym.spaces.Box
+        if not isinstance(action_space, box) or len(action_space.shape) != 1 or not action_space.is_bounded():
             raise SpaceError(f"SAC acts in one-dimensional Box spaces with bounds, not {action_space}")
         self.observation_space = observation_space
         self.size = action_space.shape[0]
@@ -140,9 +140,8 @@ class Agent(nn.Module):
 
     def gaussian(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log deviations [n, size] before tanh, at flat observations [n, D]."""
-        mean, raw = self.actor(features).chunk(2, dim=-1)
-        low, high = LOG_STD_RANGE
-        return mean, low + (high - low) / 2 * (raw.tanh() + 1)
+        mean, log_std = self.actor(features).chunk(2, dim=-1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
 
     def sample(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [n, size] scaled to [-1, 1], through which gradients flow, and their log-densities [n]."""
