@@ -1,15 +1,16 @@
-"""IMPALA over `ClusterEnv.stream`, to read downwards: options, samples, loss, batches, loop.
+"""IMPALA over `ClusterEnv.stream`, to read downwards: options, batches, samples, loss, loop.
 
-Workers never wait for the learner, so every batch comes from policies mu that are some updates old. V-trace
+Workers never wait for the learner, so a batch may come from policies mu that are some updates old. V-trace
 (Espeholt and others, 2018) corrects for that, with the log-probs that were stored when acting:
 
-    rho = min(rho_bar, pi / mu)     weight of a step, in the targets and in the gradient
-    c   = lambda min(c_bar, pi / mu)     how far what came later counts
+    rho = min(rho_bar, pi_prox / mu)          weight of a step, in the targets and in the gradient
+    c   = lambda min(c_bar, pi_prox / mu)     how far what came later counts
 
-A batch is replayed in some passes. Each begins with new values, ratios and targets from the learner's
-networks, and holds the policy near the one that they came from, as PPO does:
+pi_prox is the learner's policy when the batch arrives, which also gives the values and so the targets. A batch
+is replayed in some passes, in which the policy is held near pi_prox, as PPO does (and IMPACT, Luo and others,
+2020):
 
-    maximise  mean of  min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_pass,   A of V-trace, with its rho
+    maximise  mean of  min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_prox,   A of V-trace, with its rho
 
 With one pass of one minibatch r is 1, and this is the policy gradient of the paper.
 """
@@ -31,7 +32,7 @@ from clusterenv.learners import defaults
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Actor, Agent
 from clusterenv.learners.options import Options, check
-from clusterenv.learners.returns import Array, vtrace
+from clusterenv.learners.returns import vtrace
 from clusterenv.learners.runs import Summary
 from clusterenv.learners.training import launched, mean_of, shuffled, training
 
@@ -49,7 +50,7 @@ class IMPALAConfig(Options):
     num_steps: int = 64
     """Steps of every environment in a fragment."""
     passes: int = 4
-    """Times that a batch is used; the targets are computed anew each time."""
+    """Times that a batch is used."""
     num_minibatches: int = 4
     """Steps of the optimiser in each pass."""
     learning_rate: float = 1e-3
@@ -65,7 +66,7 @@ class IMPALAConfig(Options):
     c_bar: float = 1.0
     """Largest trace of a step."""
     clip_coef: float = 0.2
-    """Epsilon of the clip around the policy at the beginning of a pass; inf: no clip."""
+    """Epsilon of the clip around the policy with which the learner met the batch; inf: no clip."""
     normalize_advantages: bool = True
     """Give the advantages of each minibatch mean 0 and deviation 1."""
     value_coef: float = 0.5
@@ -100,31 +101,43 @@ class IMPALAConfig(Options):
         return {"hidden": self.hidden, "normalize_obs": self.normalize_obs}
 
 
+@contextmanager
+def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Iterator[Rollout]]:
+    """Batches without end, collected while the learner computes, or in turns with it."""
+    if config.lockstep:
+        yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
+        return
+    with env.stream(actor, num_steps=config.num_steps, fragments=config.fragments) as stream:
+        yield stream
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The valid rows of a batch with all that the loss of one pass needs; each tensor is [rows, ...]."""
+    """The valid rows of a batch with all that the loss needs; each tensor is [rows, ...]."""
 
     features: Tensor
     actions: Tensor
-    pass_log_probs: Tensor
+    prox_log_probs: Tensor
+    log_ratios: Tensor
+    """log pi_prox - log mu."""
     advantages: Tensor
+    values: Tensor
     targets: Tensor
 
 
 @torch.no_grad()
 def make_samples(
-    agent: Agent, rollout: Rollout, rewards: Array, config: IMPALAConfig
-) -> tuple[Samples, dict[str, float]]:
-    """The rows to learn from in one pass, by `agent` as it is when called, and what to log of them."""
+    agent: Agent, rollout: Rollout, config: IMPALAConfig, reward_scale: RewardScale | None
+) -> Samples:
+    """The rows to learn from: pi_prox, values and targets are those of `agent` as it is when called."""
     batch = rollout.torch()
     valid = batch.valid
-    features = agent.features(batch.obs)  # [T, N, D]
+    features, actions = agent.features(batch.obs), agent.action_targets(batch.actions)  # [T, N, ...]
     values = agent.state_value(features)
-    actions = agent.action_targets(batch.actions)
     log_probs = agent.policy(features.flatten(0, 1)).log_prob(actions.flatten(0, 1)).view_as(values)
     log_ratios = torch.where(valid, log_probs - batch.log_probs, 0.0)
     trace = vtrace(
-        rewards,
+        rollout.rewards if reward_scale is None else reward_scale.of(rollout),
         values.numpy(),
         agent.next_values(batch, values),
         rollout.terminations,
@@ -136,27 +149,22 @@ def make_samples(
         c_bar=config.c_bar,
         trace_lambda=config.trace_lambda,
     )
-    targets = torch.from_numpy(trace.targets).float()[valid]
-    samples = Samples(
+    advantages, targets = (torch.from_numpy(part).float() for part in (trace.advantages, trace.targets))
+    return Samples(
         features[valid],
         actions[valid],
         log_probs[valid],
-        torch.from_numpy(trace.advantages).float()[valid],
-        targets,
+        log_ratios[valid],
+        advantages[valid],
+        values[valid],
+        targets[valid],
     )
-    ratios = log_ratios[valid].exp()
-    unexplained = (targets - values[valid]).var(correction=0)
-    return samples, {
-        "rho": float(ratios.clamp(max=config.rho_bar).mean()),
-        "kl_behaviour": float((ratios - 1 - log_ratios[valid]).mean()),
-        "explained_variance": float(1 - unexplained / (targets.var(correction=0) + 1e-8)),
-    }
 
 
 def impala_loss(agent: Agent, samples: Samples, config: IMPALAConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss over one minibatch, and what to log of it."""
     distribution = agent.policy(samples.features)
-    ratios = (distribution.log_prob(samples.actions) - samples.pass_log_probs).exp()
+    ratios = (distribution.log_prob(samples.actions) - samples.prox_log_probs).exp()
     advantages = samples.advantages
     if config.normalize_advantages:
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
@@ -176,22 +184,15 @@ def impala_loss(agent: Agent, samples: Samples, config: IMPALAConfig) -> tuple[T
 def update(
     agent: Agent,
     optimizer: torch.optim.Optimizer,
-    rollout: Rollout,
-    rewards: Array,
+    samples: Samples,
     config: IMPALAConfig,
     generator: torch.Generator,
 ) -> dict[str, float]:
-    """Optimise `agent` over a batch in some passes, then its observation statistics; what to log of them.
-
-    `rewards` [T, N] are those of the batch, scaled or not. Without valid rows nothing is done.
-    """
-    if not rollout.valid.any():
+    """Optimise `agent` over a batch in some passes; what to log of them. Without rows nothing is done."""
+    if not len(samples.targets):
         return {}
-    first: dict[str, float] = {}
     logs: list[dict[str, Tensor]] = []
     for _ in range(config.passes):
-        samples, log_of_pass = make_samples(agent, rollout, rewards, config)
-        first = first or log_of_pass
         for minibatch in shuffled(samples, config.num_minibatches, generator):
             loss, log = impala_loss(agent, minibatch, config)
             optimizer.zero_grad()
@@ -199,18 +200,13 @@ def update(
             nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
             optimizer.step()
             logs.append(log)
-    agent.observe(rollout.obs, rollout.valid)
-    return first | mean_of(logs)
-
-
-@contextmanager
-def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Iterator[Rollout]]:
-    """Batches without end, collected while the learner computes, or in turns with it."""
-    if config.lockstep:
-        yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
-        return
-    with env.stream(actor, num_steps=config.num_steps, fragments=config.fragments) as stream:
-        yield stream
+    ratios = samples.log_ratios.exp()
+    unexplained = (samples.targets - samples.values).var(correction=0)
+    return mean_of(logs) | {
+        "explained_variance": float(1 - unexplained / (samples.targets.var(correction=0) + 1e-8)),
+        "rho": float(ratios.clamp(max=config.rho_bar).mean()),
+        "kl_behaviour": float((ratios - 1 - samples.log_ratios).mean()),
+    }
 
 
 def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:
@@ -236,8 +232,9 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
                     if config.anneal_lr:
                         optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
                     rollout = next(collected)
-                    rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
-                    losses = update(agent, optimizer, rollout, rewards, config, shuffling)
+                    samples = make_samples(agent, rollout, config, reward_scale)
+                    losses = update(agent, optimizer, samples, config, shuffling)
+                    agent.observe(rollout.obs, rollout.valid)
                     run.log(rollout, env.stats(), losses)
     return run.summary()
 
