@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -93,10 +94,12 @@ class ActBatch:
     policy_version: int
     params: NDArray[np.float32] | None = None  # [n, P] on the states acted on; stays with the worker
     family: Family | None = None
+    state: list[Array] = field(default_factory=list)  # leaves [n, ...] of a recurrent agent, before the step
 
     def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""
-        return [*self.step.frames(), *frames_of(self.actions), self.log_probs, self.values]
+        step, actions = self.step.frames(), frames_of(self.actions)
+        return [*step, *actions, self.log_probs, self.values, *self.state]
 
     @classmethod
     def of_frames(
@@ -108,8 +111,9 @@ class ActBatch:
         num_envs: int,
         num_final: int,
         policy_version: int,
+        state: Sequence[Array] = (),
     ) -> ActBatch:
-        """The batch again, each frame checked against the layouts."""
+        """The batch again, each frame checked against the layouts and the agent's `state` leaves [1, ...]."""
         reader = FrameReader(frames)
         batch = cls(
             step=StepBatch.read(reader, obs, num_envs, num_final),
@@ -117,6 +121,7 @@ class ActBatch:
             log_probs=reader.array(np.float32, (num_envs,)),
             values=reader.array(np.float32, (num_envs,)),
             policy_version=policy_version,
+            state=reader.state(state, num_envs),
         )
         return reader.done(batch)
 
@@ -152,6 +157,9 @@ class Fragment:
     episodes: list[EpisodeRecord] = field(default_factory=list)
     params: NDArray[np.float32] | None = None  # [T, n, P]; stays with the worker
     family: Family | None = None
+    initial_state: list[Array] = field(default_factory=list)  # leaves [n, ...] before the first step
+    states: list[Array] = field(default_factory=list)  # leaves [T, n, ...] before each; stays with the worker
+    sampled_states: list[Array] = field(default_factory=list)  # leaves [rows, ...] of the sampled rows
 
     @property
     def comparable(self) -> NDArray[np.bool_]:
@@ -186,7 +194,9 @@ class Fragment:
         ]
         if self.versions is not None:
             ends.append(self.versions)
-        return [*frames_of(self.obs), *frames_of(self.actions), *rows, *frames_of(self.last_obs), *ends]
+        states = [*self.initial_state, *self.sampled_states]
+        seen, last = [*frames_of(self.obs), *frames_of(self.actions)], frames_of(self.last_obs)
+        return [*seen, *rows, *last, *ends, *states]
 
     @classmethod
     def of_frames(
@@ -201,8 +211,10 @@ class Fragment:
         policy_version: int,
         episodes: list[EpisodeRecord],
         has_versions: bool = False,
+        state: Sequence[Array] = (),
+        num_sampled: int = 0,
     ) -> Fragment:
-        """The fragment again, each frame checked against the layouts."""
+        """The fragment again, each frame checked against layouts and the agent's `state` leaves [1, ...]."""
         reader = FrameReader(frames)
         lead = (num_steps, num_envs)
         fragment = cls(
@@ -216,12 +228,14 @@ class Fragment:
             valid=reader.array(np.bool_, lead),
             last_obs=reader.leaves(obs, num_envs),
             last_values=reader.array(np.float32, (num_envs,)),
-            final_index=reader.index((num_final, 2), max(lead)),
+            final_index=reader.index((num_final, 2), *lead),
             final_obs=reader.leaves(obs, num_final),
             final_values=reader.array(np.float32, (num_final,)),
             versions=reader.array(np.int64, lead) if has_versions else None,
             policy_version=policy_version,
             episodes=episodes,
+            initial_state=reader.state(state, num_envs),
+            sampled_states=reader.state(state, num_sampled),
         )
         return reader.done(fragment)
 
@@ -248,7 +262,7 @@ class FrameReader:
         """The next frame as an array of `dtype` and `shape`; a view, read-only where the frame is."""
         number, frame = self._next, self._frame()
         size = frame.nbytes if isinstance(frame, np.ndarray | memoryview) else len(frame)
-        expected = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        expected = math.prod(shape) * np.dtype(dtype).itemsize  # of any size, where NumPy's would wrap around
         if size != expected:
             raise ProtocolError(f"frame {number} has {size} bytes; expected {expected} for {dtype} {shape}")
         if not size:
@@ -258,11 +272,12 @@ class FrameReader:
             raise ProtocolError(f"frame {number} of booleans holds other values than 0 and 1")
         return array
 
-    def index(self, shape: tuple[int, ...], bound: int) -> NDArray[np.int64]:
-        """The next frame as int64 numbers from 0 to below `bound`."""
+    def index(self, shape: tuple[int, ...], *bounds: int) -> NDArray[np.int64]:
+        """The next frame as int64 numbers from 0 to below the bound, or that of their column."""
         array = self.array(np.int64, shape)
-        if array.size and (array.min() < 0 or array.max() >= bound):
-            raise ProtocolError(f"frame {self._next - 1} holds a row outside 0..{bound - 1}")
+        if array.size and (array.min() < 0 or (array >= np.array(bounds)).any()):
+            ranges = ", ".join(f"0..{bound - 1}" for bound in bounds)
+            raise ProtocolError(f"frame {self._next - 1} holds a row outside {ranges}")
         return array
 
     def leaves(self, layout: SpaceLayout, *lead: int) -> list[Array]:
@@ -272,10 +287,17 @@ class FrameReader:
             for leaf in layout.leaves
         ]
 
+    def state(self, like: Sequence[Array], rows: int) -> list[Array]:
+        """One array [rows, ...] for each leaf [1, ...] of an agent's state."""
+        return [self.array(leaf.dtype, (rows, *leaf.shape[1:])) for leaf in like]
+
     def _samples(self, shape: tuple[int, ...]) -> Array:
-        """The next frame as an array of byte strings, each of which holds a sample."""
+        """The next frame as an array of byte strings, each of which holds a sample that can be read."""
+        parts = values.split(self._frame(), math.prod(shape))
+        for part in parts:
+            values.decode(part)
         samples = np.empty(shape, object)
-        samples.reshape(-1)[:] = values.split(self._frame(), samples.size)
+        samples.reshape(-1)[:] = parts
         return samples
 
     def _frame(self) -> Buffer:

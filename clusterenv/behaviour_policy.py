@@ -106,7 +106,10 @@ class BehaviourPolicy:
         self._comparable = self._compared = None
 
     def keep_sample(self, fragment: Fragment) -> int:
-        """The number of this fragment, under which a later comparison finds what the policy said there."""
+        """The number of this fragment, under which a later comparison finds what the policy said there.
+
+        States of a recurrent agent on the sampled rows are put into the fragment, for the head.
+        """
         self._fragment += 1
         rows = self._sampled_of(fragment)
         family, said = fragment.family, fragment.params
@@ -115,15 +118,24 @@ class BehaviourPolicy:
         said = said.reshape(fragment.valid.size, *said.shape[2:])[rows]
         self._comparable = not np.isnan(said).all()
         self._samples.put(self._fragment, fragment.policy_version, family, said)
+        fragment.sampled_states = [
+            leaf.reshape(fragment.valid.size, *leaf.shape[2:])[rows] for leaf in fragment.states
+        ]
         return self._fragment
 
     def keep_step(self, batch: ActBatch) -> int:
-        """The same for one step; 0 if nothing is kept, as present observations can be compared later."""
-        if batch.params is not None or np.isnan(batch.log_probs).all():
+        """The same for one step; 0 if nothing is kept, as present observations can be compared later.
+
+        They cannot for a recurrent agent, whose present state the head does not have.
+        """
+        family, said = batch.family, batch.params
+        if family is None or said is None:
+            family, said = None, batch.log_probs
+        if np.isnan(batch.log_probs).all() or (family is not None and not batch.state):
             return 0
         self._fragment += 1
         rows = self._sampled(np.ones(len(batch.log_probs), np.bool_), self._fragment)
-        self._samples.put(self._fragment, batch.policy_version, None, batch.log_probs[rows])
+        self._samples.put(self._fragment, batch.policy_version, family, said[rows])
         return self._fragment
 
     def freshen(
@@ -139,7 +151,7 @@ class BehaviourPolicy:
             self._settle(message.version, None, act)
         elif isinstance(message, m.Published) and self._compared == (message.version, self._version):
             self._settle(message.version, self._kl, act)
-        elif not isinstance(message, m.ActCommand) or reference.family is None:
+        elif reference.kept:
             said = self._samples.get(reference.sample, self._version, _family(reference))
             self._compare(message.version, reference, said, frames[0], act)
         else:

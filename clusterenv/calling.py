@@ -120,9 +120,13 @@ class Calling:
         return [peer for peer in self._head.peers if asked[peer.rows].any()]
 
     def _results(self, outcome: Outcome[m.CallReply], asked: NDArray[np.bool_]) -> dict[int, Any]:
-        if isinstance(outcome, Absent):
+        if not isinstance(outcome, Reply):
             return {}
-        assert isinstance(outcome, Reply)
+        reply = outcome
+        results = self._head.read(outcome.peer, lambda: self._read(reply, asked), Fresh.KEEP)
+        return {} if isinstance(results, Absent) else results
+
+    def _read(self, outcome: Reply[m.CallReply], asked: NDArray[np.bool_]) -> dict[int, Any]:
         own = np.flatnonzero(asked[outcome.peer.rows]) + outcome.peer.first_env
         if len(outcome.frames) != 1:
             raise ProtocolError(f"answer to a call has {len(outcome.frames)} frames; expected 1")

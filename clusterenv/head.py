@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from clusterenv.config import EnvConfig
-from clusterenv.errors import LaunchError, StateError, UseAfterClose
+from clusterenv.errors import LaunchError, ProtocolError, StateError, UseAfterClose
 from clusterenv.intake import Arrival, Intake
 from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer, State, failed
@@ -21,6 +21,7 @@ from clusterenv.switchboard import Switchboard
 from clusterenv.transport import messages as m
 
 M = TypeVar("M", bound=m.Message)
+T = TypeVar("T")
 CommandFor = Callable[[Peer], tuple[m.Message, Sequence[Any]]]
 """What to send to a worker: message and frames."""
 
@@ -239,6 +240,22 @@ class Head(Switchboard):
             self._raise_losses()
             return self._absent(peer, fresh)
         return Reply(peer, reply.message, reply.frames)
+
+    def read(self, peer: Peer, read: Callable[[], T], fresh: Fresh) -> T | Absent:
+        """What `read` makes of a worker's answer to a call with `fresh`; one that cannot be read loses it.
+
+        Raises:
+            WorkerLost: as in `call`.
+        """
+        try:
+            return read()
+        except ProtocolError as error:
+            with self._condition:
+                self.refused_peers += 1
+                what = f"sent an answer that cannot be read: {error}"
+                self._roster.lose(peer, what, reason="malformed")
+                self._raise_losses()
+                return self._absent(peer, fresh)
 
     def _wait_for_one(self) -> None:
         """Wait until a worker is there."""

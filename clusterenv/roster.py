@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 Post = Callable[[Peer, m.Message, Sequence[Any], int], None]
 
+MOST_INCARNATIONS = 1 << 31
+"""A worker that claims to be of a later one is refused: the next of its rank could not be numbered."""
+
 CATCH_UP = 1 << 40
 """Sequence numbers from here on belong to a worker's return, those below to calls."""
 
@@ -70,6 +73,8 @@ class Roster:
 
     def on_hello(self, envelope: Envelope, hello: m.Hello) -> str | None:
         """Welcome a worker; else the reason why it is refused."""
+        if envelope.incarnation >= MOST_INCARNATIONS:
+            return f"incarnation {envelope.incarnation} is more than there can be"
         if hello.rank >= len(self.peers):
             return f"rank {hello.rank} is not of this run of {len(self.peers)} workers"
         peer = self.peers[hello.rank]
@@ -90,6 +95,8 @@ class Roster:
 
     def on_ready(self, peer: Peer, ready: m.Ready) -> None:
         """Its environments are built: let it take part, after a reset if the run has begun without it."""
+        if peer.state is not State.BUILDING:
+            return  # it has said so before
         if (ready.obs_digest, ready.action_digest) != self._digests:
             what = (
                 "its environments have other spaces than the one built on the head; all environments must "

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv.batches import StepBatch
+from clusterenv.errors import ProtocolError
 from clusterenv.infos import batch_infos, decode_infos
 from clusterenv.layout import Nested, SpaceLayout
 
@@ -50,9 +51,9 @@ class Rows:
             rewards=batch.rewards,
             terminations=batch.terminations,
             truncations=batch.truncations,
-            infos=decoded(batch.infos),
+            infos=own_infos(batch.infos, ids),
             final_obs=dict(zip(ended, layout.singles(copies, len(ended)), strict=True)) if ended else {},
-            final_infos=decoded(batch.final_infos),
+            final_infos=own_infos(batch.final_infos, ids),
         )
 
     @classmethod
@@ -129,6 +130,19 @@ def joined_obs(parts: Sequence[Sequence[Array]], layout: SpaceLayout) -> Nested:
 def decoded(blocks: Iterable[bytes]) -> list[Info]:
     """The infos of all blocks."""
     return [row for block in blocks for row in decode_infos(block)]
+
+
+def own_infos(blocks: Iterable[bytes], ids: Ids) -> list[Info]:
+    """The infos of all blocks, each of an environment of `ids`.
+
+    Raises:
+        ProtocolError: if a block cannot be read, or speaks of another environment.
+    """
+    infos = decoded(blocks)
+    strange = {env for env, _ in infos}.difference(ids.tolist()) if infos else None
+    if strange:
+        raise ProtocolError(f"infos of environment {min(strange)}, which was not asked")
+    return infos
 
 
 def _batched(infos: Iterable[Info], place: dict[int, int]) -> dict[str, Any]:

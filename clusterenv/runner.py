@@ -39,6 +39,7 @@ from clusterenv.commands import (
     Step,
 )
 from clusterenv.errors import AgentError, EnvError, StateError
+from clusterenv.memory import Memory
 from clusterenv.recording import Recording
 from clusterenv.shard import Shard
 from clusterenv.vector_shard import VectorShard
@@ -69,6 +70,7 @@ class Runner:
         self._noise_seed = setup.noise_seed
         self._env_ids = np.arange(setup.first_env, setup.first_env + setup.num_envs, dtype=np.int64)
         self._steps = np.zeros(setup.num_envs, np.int64)
+        self._memory = Memory(setup.num_envs)
         self._returns = np.zeros(setup.num_envs, np.float64)
         self._lengths = np.zeros(setup.num_envs, np.int64)
 
@@ -126,6 +128,7 @@ class Runner:
         rows = slice(None) if command.mask is None else command.mask
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
+        self._memory.begins[rows] = True
         with self._envs() as shard:
             batch = shard.reset(command.seeds, options, command.mask)
         self._was_reset = True
@@ -143,6 +146,8 @@ class Runner:
         moved = ~shard.ended[rows]
         batch = shard.step(actions, mask)
         goes_on = ~(batch.terminations | batch.truncations)
+        at_end = ~goes_on if shard.autoreset_mode is AutoresetMode.SAME_STEP else ~moved
+        self._memory.begins[rows] |= at_end
         self._returns[rows] = np.where(goes_on, self._returns[rows] + batch.rewards, 0.0)
         self._lengths[rows] = np.where(goes_on, self._lengths[rows] + moved, 0)
         return batch
@@ -165,22 +170,28 @@ class Runner:
             spaces = shard.single_observation_space, shard.single_action_space
             self._adapter = adapters.loads(command.blob, *spaces)
         self._version = 0
+        self._memory.agent_changed()
         return Done()
 
     def _load_state(self, command: LoadState) -> Done:
-        self._agent().load_state(policy.decode_state(command.state))
+        adapter = self._agent()
+        adapter.load_state(policy.decode_state(command.state))
+        self._memory.weights_changed(adapter)
         self._version = command.version
         return Done()
 
     def _evaluate(self, _: Evaluate) -> EvaluateBatch:
         adapter = self._agent()
         with self._envs() as shard:
-            params = adapter.parameters(shard.obs_layout.nest(shard.obs), env_ids=self._env_ids)
+            obs = shard.obs_layout.nest(shard.obs)
+            params = adapter.parameters(obs, env_ids=self._env_ids, state=self._memory.before_act())
         return EvaluateBatch(params=params, family=None if params is None else adapter.family)
 
     def _act(self, _: Act) -> ActBatch:
         with self._envs() as shard:
-            acted = self._decide(shard.obs_layout.nest(shard.obs), with_values=True)
+            state = self._memory.before_act()
+            acted = self._decide(shard.obs_layout.nest(shard.obs), state, with_values=True)
+            self._memory.moves_on(acted.state)
             return ActBatch(
                 step=self._counted_step(shard, [self._clip(acted.actions)]),
                 actions=[acted.actions],
@@ -189,6 +200,7 @@ class Runner:
                 policy_version=self._version,
                 params=acted.params,
                 family=self._agent().family,
+                state=state,
             )
 
     def _observe(self, _: Observe) -> ResetBatch:
@@ -204,12 +216,16 @@ class Runner:
             if not self._was_reset:
                 shard.reset()
                 self._was_reset = True
+            self._memory.begins |= shard.ended
             shard.reset_ended()
-            record = Recording(shard.obs_layout, shard.action_layout, command.num_steps, self._env_ids)
+            self._memory.begins &= ~shard.ended
+            layouts = shard.obs_layout, shard.action_layout
+            record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
             self._given_up = False
             try:
                 self._fill(record, shard, command)
             finally:
+                self._memory.moves_on([leaf.copy() for leaf in record.state_at(record.steps_done)])
                 episodes = record.count_episodes(self._returns, self._lengths)
             if record.steps_done < command.num_steps:
                 return Abandoned()
@@ -242,7 +258,7 @@ class Runner:
                     _copy(obs, shard.obs)
                     return
             try:
-                acted = self._decide(nest(obs), with_values=False)
+                acted = self._decide(nest(obs), record.state_at(t), with_values=False)
             except BaseException:
                 _copy(obs, shard.obs)
                 raise
@@ -259,13 +275,13 @@ class Runner:
                 record.final_rows,
                 record.final_obs,
             )
-            record.close_step()
+            record.close_step(shard.ended)
         _copy(shard.obs, record.obs_at(num_steps))
 
     # --- helpers -------------------------------------------------------------------------------------------
 
-    def _decide(self, obs: Nested, *, with_values: bool) -> Acted:
-        """The policy's actions on a nested batch of observations of all rows."""
+    def _decide(self, obs: Nested, state: list[Array], *, with_values: bool) -> Acted:
+        """The policy's actions on a nested batch of observations of all rows, and what it remembers."""
         adapter = self._agent()
         self._acts += 1
         acted = adapter.act(
@@ -274,6 +290,7 @@ class Runner:
             env_ids=self._env_ids,
             steps=self._steps,
             with_values=with_values,
+            state=state,
         )
         self._steps += 1
         return acted

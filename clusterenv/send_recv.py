@@ -19,7 +19,7 @@ from clusterenv.layout import SpaceLayout
 from clusterenv.outcomes import Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer, State
 from clusterenv.reset_args import ResetArgs
-from clusterenv.rows import Ids, Rows, StepReturn, decoded
+from clusterenv.rows import Ids, Rows, StepReturn, decoded, own_infos
 from clusterenv.stepping import Stepping, action_frames, step_batch
 from clusterenv.transport import messages as m
 
@@ -231,8 +231,12 @@ class SendRecv:
         """What became of a worker's command for environments `ids`."""
         peer = outcome.peer
         if isinstance(outcome, Reply):
-            self._deliver(peer, self._rows(outcome, ids))
-            return
+            reply = outcome
+            rows = self._head.read(peer, lambda: self._rows(reply, ids), Fresh.SHOW)
+            if isinstance(rows, Rows):
+                self._deliver(peer, rows)
+                return
+            outcome = rows
         own = _ids(peer)
         if isinstance(outcome, Returned):
             self._back[peer.rank] = self._stepping.reset_batch(outcome)
@@ -245,8 +249,9 @@ class SendRecv:
 
     def _rows(self, reply: Reply[Any], ids: Ids) -> Rows:
         if isinstance(reply.message, m.ResetReply):
-            batch = self._stepping.reset_batch(reply)
-            return Rows.without_step(ids, batch.obs, infos=decoded(batch.infos), valid=True)
+            infos = reply.message.infos
+            batch = ResetBatch.of_frames(reply.frames, self._obs, num_envs=reply.peer.num_envs, infos=infos)
+            return Rows.without_step(ids, batch.obs, infos=own_infos(infos, ids), valid=True)
         return Rows.of(step_batch(reply, self._obs, len(ids)), ids, self._obs)
 
     def _answer_for(self, peer: Peer, ids: Ids) -> None:

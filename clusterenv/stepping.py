@@ -17,7 +17,7 @@ from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Outcome, Pending, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.reset_args import ResetArgs
-from clusterenv.rows import Ids, Rows, StepReturn, decoded, gymnasium_step, joined_obs
+from clusterenv.rows import Ids, Rows, StepReturn, decoded, gymnasium_step, joined_obs, own_infos
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
@@ -70,12 +70,18 @@ class Stepping:
     def reset_batch(self, outcome: Outcome[m.ResetReply]) -> ResetBatch:
         """What a worker's reset gave; for one that is away its last observations, zeros if there are none."""
         peer = outcome.peer
-        if isinstance(outcome, Absent):
-            known = None if self.last_obs is None else self.last_obs[peer.rank]
-            return ResetBatch(obs=known or self._obs.zeros(peer.num_envs))
-        return ResetBatch.of_frames(
-            outcome.frames, self._obs, num_envs=peer.num_envs, infos=outcome.message.infos
-        )
+        if not isinstance(outcome, Absent):
+            frames, infos = outcome.frames, outcome.message.infos
+            batch = self._head.read(peer, lambda: self._read_reset(peer, frames, infos), Fresh.SKIP)
+            if isinstance(batch, ResetBatch):
+                return batch
+        known = None if self.last_obs is None else self.last_obs[peer.rank]
+        return ResetBatch(obs=known or self._obs.zeros(peer.num_envs))
+
+    def _read_reset(self, peer: Peer, frames: Sequence[memoryview], infos: list[bytes]) -> ResetBatch:
+        batch = ResetBatch.of_frames(frames, self._obs, num_envs=peer.num_envs, infos=infos)
+        own_infos(infos, peer_ids(peer))
+        return batch
 
     # --- step -------------------------------------------------------------------------------------------
 
@@ -106,9 +112,10 @@ class Stepping:
         return self.stepped([self._step_batch(outcome) for outcome in self._head.finish(pending)])
 
     def _step_batch(self, outcome: Outcome[m.StepReply]) -> StepBatch | Returned | Absent:
-        return (
-            step_batch(outcome, self._obs, outcome.peer.num_envs) if isinstance(outcome, Reply) else outcome
-        )
+        if not isinstance(outcome, Reply):
+            return outcome
+        peer, reply = outcome.peer, outcome
+        return self._head.read(peer, lambda: step_batch(reply, self._obs, peer.num_envs), Fresh.SHOW)
 
     def stepped(self, outcomes: Sequence[StepBatch | ActBatch | Returned | Absent]) -> StepReturn:
         """What Gymnasium's `step` returns, from what became of each worker, by rank."""
@@ -125,14 +132,18 @@ class Stepping:
 
     def _rows(self, outcome: StepBatch | ActBatch | Returned | Absent, peer: Peer) -> Rows:
         """The rows of one worker: stepped, lost in this step, away, or back with a reset."""
-        ids = np.arange(peer.rows.start, peer.rows.stop, dtype=np.int64)
+        ids = peer_ids(peer)
         if isinstance(outcome, Returned):
             batch = self.reset_batch(outcome)
             return Rows.without_step(ids, batch.obs, infos=decoded(batch.infos))
-        if isinstance(outcome, Absent):
-            assert self.last_obs is not None
-            return Rows.without_step(ids, self.last_obs[peer.rank], lost=outcome.just_lost)
-        return Rows.of(outcome.step if isinstance(outcome, ActBatch) else outcome, ids, self._obs)
+        if not isinstance(outcome, Absent):
+            step = outcome.step if isinstance(outcome, ActBatch) else outcome
+            rows = self._head.read(peer, lambda: Rows.of(step, ids, self._obs), Fresh.SHOW)
+            if isinstance(rows, Rows):
+                return rows
+            outcome = rows
+        assert self.last_obs is not None
+        return Rows.without_step(ids, self.last_obs[peer.rank], lost=outcome.just_lost)
 
     # --- what others moved ------------------------------------------------------------------------------
 
@@ -151,6 +162,11 @@ class Stepping:
             if valid[:, peer.rows].any():
                 self.last_obs[peer.rank] = [leaf[peer.rows].copy() for leaf in leaves]
         self._ended[:] = False
+
+
+def peer_ids(peer: Peer) -> Ids:
+    """The global numbers of a worker's environments."""
+    return np.arange(peer.rows.start, peer.rows.stop, dtype=np.int64)
 
 
 def action_frames(leaves: Sequence[Array], rows: slice | Array) -> list[Buffer]:

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from clusterenv.acting import Acting, Sample
+from clusterenv.acting import Acting
+from clusterenv.batches import Fragment
 from clusterenv.checks import is_number
+from clusterenv.comparing import Sample
 from clusterenv.config import EnvConfig
 from clusterenv.errors import CallTimeout, ClusterEnvError, ConfigError, StateError
 from clusterenv.head import Head
 from clusterenv.intake import Arrival
 from clusterenv.layout import SpaceLayout
+from clusterenv.outcomes import Fresh
 from clusterenv.rollout import Part, Rollout, side_by_side
 from clusterenv.stepping import Stepping
 from clusterenv.transport import messages as m
@@ -143,6 +146,7 @@ class Streaming:
         self._on_demand = on_demand
         self._agent: object = None
         self._fragments = 1
+        self._num_steps = 0
         self._parts: list[Arrival] = []
         self._announced = 0
         self._sampled: dict[int, tuple[Arrival, Sample]] = {}
@@ -168,6 +172,7 @@ class Streaming:
             max_lag=self._config.stream_max_lag,
         )
         self._agent, self._fragments, self._announced = agent, options.fragments, version
+        self._num_steps = options.num_steps
         self._head.open_stream(command)
         self.opened += 1
         self.is_open, self.is_dropped = True, False
@@ -196,7 +201,9 @@ class Streaming:
             if pulled_since or peer.incarnation != arrival.incarnation:
                 continue
             if rank not in self._sampled or self._sampled[rank][0] is not arrival:
-                fragment = self._acting.fragment(peer, message, arrival.frames)
+                fragment = self._read(arrival)
+                if fragment is None:
+                    continue
                 self._sampled[rank] = (arrival, self._acting.sample(peer, message, fragment))
             samples[rank] = self._sampled[rank][1]
         return samples
@@ -217,14 +224,23 @@ class Streaming:
                 raise CallTimeout(
                     f"{len(self._parts)} of {self._fragments} fragments came within timeout = {timeout_s:g} s"
                 )
-            self._parts.append(arrival)
+            if self._read(arrival) is not None:
+                self._parts.append(arrival)
         arrivals, self._parts = self._parts, []
         return self._batch(arrivals, version)
+
+    def _read(self, arrival: Arrival) -> Fragment | None:
+        """What a worker has sent; None, and the worker is lost, if that cannot be read."""
+        fragment = self._head.read(arrival.peer, lambda: self._fragment(arrival), Fresh.SKIP)
+        return fragment if isinstance(fragment, Fragment) else None
+
+    def _fragment(self, arrival: Arrival) -> Fragment:
+        return self._acting.fragment(arrival.peer, arrival.message, arrival.frames, self._num_steps)
 
     def _batch(self, arrivals: Sequence[Arrival], version: int) -> Rollout:
         parts = [
             Part(
-                self._acting.fragment(arrival.peer, arrival.message, arrival.frames),
+                self._fragment(arrival),
                 worker=arrival.peer.rank,
                 first_env=arrival.peer.first_env,
                 kl=arrival.message.policy.kl,
@@ -237,6 +253,7 @@ class Streaming:
             action_layout=self._actions,
             published_version=version,
             kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
+            nest_state=self._acting.nest_state,
         )
 
     def close(self) -> None:

@@ -23,6 +23,10 @@ from clusterenv.transport import messages as m
 logger = logging.getLogger(__name__)
 
 
+PEERS_LOGGED = 1024
+"""Peers that are remembered, so that what each does wrong is logged once."""
+
+
 class Link(Protocol):
     """What carries messages to the workers."""
 
@@ -47,6 +51,7 @@ class Switchboard:
         self._snapshot: Snapshot | None = None
         self._intake: Intake | None = None
         self.peers = peers
+        self._logged: set[bytes] = set()
         self.late_replies = 0
         self.refused_peers = 0
         self.weight_bytes_sent = 0
@@ -143,9 +148,17 @@ class Switchboard:
     def _refuse(self, envelope: Envelope, reason: str) -> None:
         assert self._link is not None
         self.refused_peers += 1
-        logger.warning("refused a message: %s", reason)
+        if self._first_time(envelope.peer):
+            logger.warning("refused a message: %s", reason)
         refusal = m.Refused(reason=reason)
         self._link.send(envelope.peer, refusal, (), incarnation=envelope.incarnation, sequence=0)
+
+    def _first_time(self, address: bytes) -> bool:
+        """Whether nothing was logged of `address` yet; true for so many addresses only."""
+        if address in self._logged or len(self._logged) >= PEERS_LOGGED:
+            return False
+        self._logged.add(address)
+        return True
 
     def _on_heartbeat(self, peer: Peer, beat: m.Heartbeat) -> None:
         now = time.monotonic()
@@ -160,7 +173,8 @@ class Switchboard:
     def _on_pull(self, peer: Peer) -> None:
         snapshot = self._snapshot
         if snapshot is None:
-            logger.warning("worker %d asked for weights before any were published", peer.rank)
+            if self._first_time(peer.address or b""):
+                logger.warning("worker %d asked for weights before any were published", peer.rank)
             return
         self.weight_bytes_sent += snapshot.nbytes
         peer.served_version = snapshot.version

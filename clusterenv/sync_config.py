@@ -40,6 +40,8 @@ def check_sync(sync: object) -> None:
 
 def check_threshold(threshold: object) -> None:
     """Raise a ConfigError unless `threshold` is one that can be compared with; NaN is none."""
-    if threshold != "auto" and not (is_number(threshold) and threshold >= 0):
+    if isinstance(threshold, str) and threshold == "auto":
+        return
+    if not (is_number(threshold) and threshold >= 0):  # refuses NaN too
         expected = 'a number of nats from 0 (inf never pulls), or "auto"'
         raise ConfigError("kl_threshold", threshold, expected)

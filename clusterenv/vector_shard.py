@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
 from clusterenv.errors import EnvError, MissingAttribute, SpaceError, StateError
@@ -172,15 +172,13 @@ class VectorShard:
         """
         nested = self.action_layout.nest(actions, tuples=True)
         seen, reward, terminated, truncated, infos = self._call("step", self.vector.step, nested)
-        rewards[:] = self._flat(reward, np.float64, self.num_envs)
-        terminations[:] = terminated
-        truncations[:] = truncated
-        ended = terminations | truncations
-        rows = np.flatnonzero(ended)
+        for values, place in ((reward, rewards), (terminated, terminations), (truncated, truncations)):
+            self._fill(values, place)
         self._copy(seen, obs)
-        self.ended[:] = ended
-        if not len(rows):
+        ended = np.logical_or(terminations, truncations, out=self.ended)
+        if not ended.any():
             return
+        rows = np.flatnonzero(ended)
         final_rows += rows.tolist()
         if self._mode is AutoresetMode.SAME_STEP:
             final_obs += self._told_obs(infos, rows)
@@ -188,7 +186,7 @@ class VectorShard:
             return
         final_obs += self.obs_layout.singles([leaf[rows] for leaf in obs], len(rows))
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            self._reset_rows(rows, None, {"reset_mask": ended}, obs)
+            self._reset_rows(rows, None, {"reset_mask": ended.copy()}, obs)
 
     def rows_of(self, mask: Flags | None) -> Sequence[int]:
         """The rows that a mask [n] selects; all without one."""
@@ -337,13 +335,19 @@ class VectorShard:
         ):
             place[... if rows is None else rows] = leaf
 
-    def _flat(self, values: object, dtype: type[np.generic], count: int) -> Array:
+    def _flat(self, values: ArrayLike, dtype: type[np.generic], count: int) -> Array:
         """Rewards or flags [count] as an array of our own."""
-        array = np.array(values, dtype)
-        if array.shape != (count,):
-            self.unready[:] = True
-            raise EnvError(f"{self.name} gave rewards or flags of shape {array.shape}; expected ({count},)")
+        array = np.empty(count, dtype)
+        self._fill(values, array)
         return array
+
+    def _fill(self, values: ArrayLike, place: Array) -> None:
+        """`place` [k] holds rewards or flags."""
+        shape = np.shape(values)
+        if shape != place.shape:
+            self.unready[:] = True
+            raise EnvError(f"{self.name} gave rewards or flags of shape {shape}; expected {place.shape}")
+        place[:] = values
 
     def _blocks(self, rows: Ids, infos: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """Infos of `rows` as at most one block."""

@@ -304,9 +304,11 @@ class Worker:
     def _reply(self, fragment: Fragment) -> m.FragmentReply:
         self.steps += fragment.rewards.size
         family = fragment.family
+        number = self._policy.keep_sample(fragment)
         return m.FragmentReply(
             policy=self._policy.info(),
-            fragment=self._policy.keep_sample(fragment),
+            num_sampled=len(fragment.sampled_states[0]) if fragment.sampled_states else 0,
+            fragment=number,
             num_steps=fragment.num_steps,
             num_final=len(fragment.final_index),
             episodes=[

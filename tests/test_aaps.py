@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributions import Categorical
 
 from clusterenv import ClusterEnv, LocalConfig
+from clusterenv.benchmark.aaps_weights import NatureCNN
 from tests.agents import NumpyAgent
 from tests.envs import Index, RandomObs
 
@@ -42,6 +44,23 @@ class Coin(nn.Module):
 
     def value(self, obs: torch.Tensor) -> torch.Tensor:
         return obs[:, 0]
+
+
+class Frames(gym.Env[np.ndarray, np.int64]):
+    """Noise of the size of four stacked Atari frames."""
+
+    observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    action_space = gym.spaces.Discrete(6)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self.observation(), 0.0, False, False, {}
+
+    def observation(self) -> np.ndarray:
+        return self.np_random.integers(0, 256, (4, 84, 84), dtype=np.uint8)
 
 
 def away_by(kl: float) -> float:
@@ -150,6 +169,77 @@ def test_a_check_costs_a_few_bytes_and_a_pull_the_weights() -> None:
         stats = env.stats()
         assert stats["check_bytes_sent"] == 2 * 64 * 2 * 4
         assert stats["weight_bytes_sent"] == weights
+
+
+def test_check_of_a_large_agent_moves_under_a_thousandth_of_its_weights() -> None:
+    """Counted on the wire, in both directions, with all that a command takes beside the check."""
+    with ClusterEnv([Frames] * 4, ONE, seed=0, kl_threshold=0.05) as env:
+        agent = NatureCNN()
+        assert 1.6e6 < sum(parameter.numel() for parameter in agent.parameters()) < 1.8e6
+        env.rollout(agent, 16)
+        before = env.stats()
+        assert before["weight_bytes_sent"] > 6.7e6
+        with torch.no_grad():
+            agent.actor.bias[0] += 1e-3
+        env.rollout(agent, 16)
+        after = env.stats()
+
+    weights = before["weight_bytes_sent"]
+    frames = 16 * 4 * 4 * 84 * 84 + 4 * 4 * 84 * 84
+    assert after["weight_bytes_sent"] == weights
+    assert after["check_bytes_sent"] == 64 * 6 * 4 < weights / 1000
+    assert after["bytes_sent"] - before["bytes_sent"] < weights / 1000
+    assert after["bytes_received"] - before["bytes_received"] - frames < weights / 1000
+    assert after["checks_sent"] == after["workers"][0]["checks"] == 1
+
+
+def test_stats_tell_the_time_of_a_check_on_both_sides() -> None:
+    with running(TWO, num_envs=64, kl_threshold=0.05) as env:
+        agent = Coin()
+        env.rollout(agent, 8)
+        assert env.stats()["check_us"] == 0.0
+        assert [worker["check_us"] for worker in env.stats()["workers"]] == [0.0, 0.0]
+        agent.play(away_by(0.02))
+        env.rollout(agent, 8)
+        stats = env.stats()
+
+    assert stats["checks_sent"] == 2
+    assert stats["check_us"] > 0
+    for worker in stats["workers"]:
+        assert worker["check_us"] > 0
+        assert worker["kl_threshold"] == 0.05
+
+
+@pytest.mark.parametrize("call", ["step", "rollout"])
+def test_auto_threshold_moves_with_the_ratios_that_a_comparison_shows(call: str) -> None:
+    """At 0.04 nats a coin has every ratio outside the clip: more than a third, so the threshold falls."""
+    with running(SERIAL, num_envs=16, kl_threshold="auto") as env:
+        agent = Coin()
+
+        def act() -> dict[str, Any]:
+            env.step(agent) if call == "step" else env.rollout(agent, 4)
+            return env.stats()["workers"][0]
+
+        assert act()["kl_threshold"] == 0.05
+        agent.play(away_by(0.01))  # no ratio is outside
+        assert act()["kl_threshold"] == 0.05
+        agent.play(away_by(0.04))
+        worker = act()
+        assert worker["kl_threshold"] == pytest.approx(0.05 / math.sqrt(2))
+        assert worker["syncs_by_reason"] == {"first": 1, "divergence": 1}
+
+
+@pytest.mark.parametrize("call", ["step", "rollout"])
+def test_older_rule_takes_the_sum_over_environments(call: str) -> None:
+    with running(SERIAL, num_envs=8, sync="prototype:0.05") as env:
+        agent = Coin()
+        env.step(agent) if call == "step" else env.rollout(agent, 4)
+        agent.play(away_by(0.01))
+        env.step(agent) if call == "step" else env.rollout(agent, 4)
+        worker = env.stats()["workers"][0]
+
+    assert worker["kl"] == pytest.approx(0.08, abs=1e-5)
+    assert worker["syncs_by_reason"] == {"first": 1, "divergence": 1}
 
 
 def test_weights_written_behind_torchs_back_are_noticed() -> None:

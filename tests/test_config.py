@@ -32,7 +32,7 @@ REFUSED: list[tuple[type[Any], str, list[Any], str]] = [
     (EnvConfig, "autoreset_mode", ["same_step", 3, []], '"NextStep" or "SameStep" or "Disabled"'),
     (EnvConfig, "observation_mode", ["sane", None, [], (1, 2)], '"same", "different", or the batched and'),
     (EnvConfig, "batch_size", [0, -1, 1.5, True, "2"], "a whole number from 1"),
-    (EnvConfig, "kl_threshold", [-0.01, math.nan, "0.05", None, True], "a number of nats from 0"),
+    (EnvConfig, "kl_threshold", [-0.01, math.nan, "0.05", "Auto", None, True], "a number of nats from 0"),
     (EnvConfig, "n_ref", WHOLE_FROM_1, "a whole number from 1"),
     (EnvConfig, "max_lag", WHOLE_FROM_1[:-1], "a whole number from 1"),
     (EnvConfig, "max_age_s", [*SECONDS, None], "a number of seconds above 0"),
@@ -97,7 +97,7 @@ ACCEPTED: list[tuple[type[Any], str, list[Any]]] = [
     (EnvConfig, "seed", [None, 0, 2**40, np.int64(7)]),
     (EnvConfig, "api", ["gym", "gymnasium"]),
     (EnvConfig, "envs_per_node", [1, 4096, np.int32(8)]),
-    (EnvConfig, "kl_threshold", [0, 0.0, 0.05, math.inf, np.float32(0.1)]),
+    (EnvConfig, "kl_threshold", [0, 0.0, 0.05, math.inf, np.float32(0.1), "auto"]),
     (EnvConfig, "n_ref", [1, 4096]),
     (EnvConfig, "max_lag", [1, 256, None]),
     (EnvConfig, "max_age_s", [0.1, 60, math.inf]),
@@ -186,6 +186,12 @@ def test_sync_config_holds_the_options_that_were_given() -> None:
         "n_ref": 16,
     }
     assert EnvConfig(**options).sync_config == SyncConfig(**options)
+
+
+def test_auto_threshold_starts_at_the_default() -> None:
+    config = EnvConfig(kl_threshold="auto").sync_config
+
+    assert (config.kl_threshold, config.auto_threshold) == (EnvConfig().kl_threshold, True)
 
 
 def test_worker_grace_is_the_lease_unless_given() -> None:

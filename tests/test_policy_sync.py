@@ -12,7 +12,9 @@ from clusterenv.policy_sync import (
     ReferenceSamples,
     SyncReason,
     decide,
+    divergence_of,
     mean_divergence,
+    prototype_rows,
     sample_size,
 )
 from clusterenv.sync_config import SyncConfig
@@ -119,6 +121,24 @@ def test_decide_follows_the_other_rules_alone(sync: str, published: int, expecte
     config = SyncConfig(sync=sync, max_lag=4, max_age_s=1.0, min_interval=2)
 
     assert decision(config, published=published, divergence=9.9, age_s=99.0) == expected
+
+
+def test_older_rule_compares_a_sum_and_knows_no_bound() -> None:
+    config = SyncConfig(sync="prototype:0.05", max_lag=1, kl_threshold=9.0)
+
+    assert decision(config, published=99, divergence=0.05) == STAY
+    assert decision(config, published=11, divergence=0.051) == pull(SyncReason.DIVERGENCE)
+    assert decision(config, published=11, divergence=None) == pull(SyncReason.NO_DIVERGENCE)
+    theta = np.zeros((64, 2), np.float32)
+    other = np.tile(np.array([0.0, 0.1], np.float32), (64, 1))
+    mean = divergence_of("adaptive", TWO, theta, other)
+    assert divergence_of("prototype:0.05", TWO, theta, other) == pytest.approx(64 * mean)
+
+
+def test_older_rule_takes_the_heads_newest_states_and_those_before_from_the_worker() -> None:
+    assert prototype_rows(5, 3, back=0).tolist() == [12, 13, 14]
+    assert prototype_rows(5, 3, back=1).tolist() == [9, 10, 11]
+    assert prototype_rows(1, 3, back=1).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

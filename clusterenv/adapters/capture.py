@@ -10,6 +10,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -38,8 +39,20 @@ NO_SHAPE = torch.Size()
 class Capture:
     """What the distributions of one call said; `actions` were given to the agent as its own samples."""
 
-    def __init__(self, family: Family, rows: int, draw: Draw, *, skip_scores: bool) -> None:
-        """Answer for distributions of `family` with what `draw` gives; with `skip_scores`, score nothing."""
+    def __init__(
+        self,
+        family: Family,
+        rows: int,
+        draw: Draw,
+        *,
+        skip_scores: bool,
+        aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """Answer for distributions of `family` with what `draw` gives; with `skip_scores`, score nothing.
+
+        What is done for an answer is done inside `aside()`.
+        """
+        self._aside = aside
         self.family = family
         """Of the action, once it was sampled."""
         self._rows = rows
@@ -60,8 +73,17 @@ class Capture:
         params = self._params[0] if len(self._params) == 1 else np.concatenate(self._params, axis=1)
         return params if params.shape[1] == self.family.num_params else None
 
+    @property
+    def distribution(self) -> Distribution | None:
+        """The one that the agent sampled, if it was only one."""
+        return self._seen[0] if len(self._seen) == 1 else None
+
     def sample(self, distribution: Distribution) -> Tensor | None:
         """The sample that the agent is to have; None if the distribution must draw by itself."""
+        with self._aside():
+            return self._sample(distribution)
+
+    def _sample(self, distribution: Distribution) -> Tensor | None:
         if self._failed:
             return None
         number, family, parts = len(self._seen), self.family, slice(None)

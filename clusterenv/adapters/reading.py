@@ -73,6 +73,14 @@ def read_params(distribution: object, family: Family | None, rows: int) -> Float
     return _READERS[plain](distribution, family, rows)
 
 
+def defining_tensors(distribution: AnyDistribution) -> tuple[Tensor, ...]:
+    """Logits of a distribution that `read_params` can read, or means and standard deviations."""
+    distribution = _inside(distribution)
+    if isinstance(distribution, Normal):
+        return distribution.loc, distribution.scale
+    return (distribution.logits,)
+
+
 def _inside(distribution: AnyDistribution) -> AnyDistribution:
     """What Independent wraps."""
     while isinstance(distribution, Independent) and _is_plain(type(distribution), Independent):

@@ -149,6 +149,7 @@ class SweepRun:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C reaches it through us, once
                 preexec_fn=end_with_parent,  # no other thread runs here
             )
             try:
@@ -194,7 +195,8 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def _await(process: subprocess.Popen[bytes]) -> None:
-    """The run, which has had Ctrl-C too, has saved what it does, or had its time."""
+    """The run has been told of a Ctrl-C, and has ended or had its time to."""
+    process.send_signal(signal.SIGINT)
     try:
         process.wait(STOP_WITHIN_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):

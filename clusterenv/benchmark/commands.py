@@ -10,6 +10,7 @@ import tyro
 
 from clusterenv.benchmark.aaps import AapsSweep
 from clusterenv.benchmark.aaps_report import AapsReport
+from clusterenv.benchmark.aaps_weights import WeightsBenchmark
 from clusterenv.benchmark.rollout import RolloutBenchmark
 from clusterenv.errors import ClusterEnvError
 from clusterenv_registry import RegistryError
@@ -28,6 +29,7 @@ class Benchmark(Protocol):
 BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "aaps": AapsSweep,
     "aaps-report": AapsReport,
+    "aaps-weights": WeightsBenchmark,
     "rollout": RolloutBenchmark,
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
 from clusterenv.benchmark.agents import Agent
@@ -47,6 +47,11 @@ def hand_written(env_id: str, num_envs: int, num_steps: int, seed: int) -> Advan
     envs = SyncVectorEnv(
         [lambda: gym.make(env_id) for _ in range(num_envs)], autoreset_mode=AutoresetMode.SAME_STEP
     )
+    return acting_in(envs, num_steps, seed)
+
+
+def acting_in(envs: VectorEnv[Any, Any, Any], num_steps: int, seed: int) -> Advance:
+    """The same over any vector that has the interface of Gymnasium's."""
     space = envs.single_action_space
     torch.manual_seed(seed)
     agent = Agent(envs.single_observation_space, space)
@@ -67,7 +72,7 @@ def hand_written(env_id: str, num_envs: int, num_steps: int, seed: int) -> Advan
             actions = np.clip(actions, space.low, space.high)
         obs, batch.rewards[step], batch.terminations[step], batch.truncations[step], _ = envs.step(actions)
         step = (step + 1) % num_steps
-        return num_envs
+        return envs.num_envs
 
     return advance
 
@@ -87,7 +92,7 @@ def act(agent: Agent, obs: Tensor) -> tuple[Tensor, Tensor]:
 class _Batch:
     """The arrays of one batch, [num_steps, num_envs, ...], written over by the next."""
 
-    def __init__(self, envs: SyncVectorEnv, num_steps: int) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], num_steps: int) -> None:
         shape = (num_steps, envs.num_envs)
 
         def of(space: gym.Space[Any]) -> np.ndarray[Any, Any]:

@@ -15,6 +15,9 @@ QUEUED_MESSAGES = 1000
 """Messages that may wait for one peer in each direction."""
 
 ROUTING_ID_BYTES = 16
+HANDSHAKE_S = 15.0
+"""Seconds that a peer has to prove its key."""
+
 EXPRESS_SUFFIX = b"+"
 """Ends the routing id of a worker's second connection.
 
@@ -39,7 +42,7 @@ def bounded_socket(
     made.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
     made.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
     made.setsockopt(zmq.LINGER, 0)
-    made.setsockopt(zmq.HANDSHAKE_IVL, 15_000)
+    made.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     made.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(heartbeat_s * 1000)))
     silence_s = max(30.0, 10 * heartbeat_s, max_message_bytes / _SLOWEST_BYTES_PER_S)
     made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(silence_s * 1000))

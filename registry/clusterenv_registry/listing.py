@@ -52,7 +52,7 @@ def listed(catalogue: Catalogue) -> Iterator[Listed]:
     from clusterenv_registry.backends import OWN, install
 
     yield from map(_backend, catalogue.backends)
-    for name in OWN.keys() - {backend.name for backend in catalogue.backends}:
+    for name in sorted(OWN.keys() - {backend.name for backend in catalogue.backends}):
         yield Listed(name=name, owner=OWN[name], source="", backend=name, missing=install(name))
     yield from map(_entry, catalogue.entries)
 

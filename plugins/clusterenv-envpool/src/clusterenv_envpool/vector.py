@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,8 +52,10 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         self._pool = self._made([None] * num_envs)
         if self._pool.config.get("max_num_players", 1) != 1:
             raise ValueError(f"{env_name!r} has several players; only environments of one agent can be run")
-        self.single_observation_space = _mended(self._pool.single_observation_space)
-        self.single_action_space = self._pool.single_action_space
+        with warnings.catch_warnings():  # of bounds that are rounded to the dtype of their space
+            warnings.filterwarnings("ignore", r".*precision lowered", UserWarning)
+            self.single_observation_space = _mended(self._pool.single_observation_space)
+            self.single_action_space = self._pool.single_action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.render_mode = self._pool.render_mode
@@ -145,26 +148,26 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         """What the pool gives for `rows`, in their order."""
         space = self.single_action_space
         if isinstance(space, gym.spaces.Discrete):
-            wrong = (actions < space.start) | (actions >= space.start + space.n)
-            if wrong.any():  # EnvPool would end the process
-                raise ValueError(f"action {actions[wrong][0]} is not in {space}")
+            least, most = actions.min(), actions.max()
+            if least < space.start or most >= space.start + space.n:  # EnvPool would end the process
+                raise ValueError(f"actions from {least} to {most} are not all in {space}")
         self._pool.send(actions, rows)
         return self._received(rows)
 
     def _received(self, rows: NDArray[np.int32]) -> Step:
         """As many rows as were sent, in the order of their numbers."""
-        parts = [self._pool.recv() for _ in range(max(1, len(rows) // self._batch))]
-        (obs, rewards, terminations, truncations, infos), *others = parts
-        ids = infos["env_id"]
-        told = _told(infos)
-        if others or (ids[1:] < ids[:-1]).any():
-            order = np.argsort(np.concatenate([part[4]["env_id"] for part in parts]))
-            obs = _joined([part[0] for part in parts], order)
-            rewards, terminations, truncations = (
-                np.concatenate([part[i] for part in parts])[order] for i in (1, 2, 3)
-            )
-            told = _joined([_told(part[4]) for part in parts], order)
-        return obs, rewards, terminations, truncations, _infos(told, np.ones(len(rows), np.bool_))
+        mask = np.ones(len(rows), np.bool_)
+        if self._batch == self.num_envs:  # rows come in the order in which they were sent
+            obs, rewards, terminations, truncations, infos = self._pool.recv()
+            return obs, rewards, terminations, truncations, _infos(_told(infos), mask)
+        parts = [self._pool.recv() for _ in range(len(rows) // self._batch)]
+        order = np.argsort(np.concatenate([part[4]["env_id"] for part in parts]))
+        obs = _joined([part[0] for part in parts], order)
+        rewards, terminations, truncations = (
+            np.concatenate([part[i] for part in parts])[order] for i in (1, 2, 3)
+        )
+        told = _joined([_told(part[4]) for part in parts], order)
+        return obs, rewards, terminations, truncations, _infos(told, mask)
 
 
 def _checked_batch(batch_size: int | None, num_envs: int) -> int:

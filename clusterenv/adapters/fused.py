@@ -1,0 +1,142 @@
+"""A small network as a few calls of NumPy, found by watching the agent compute and checked against it.
+
+Torch spends more on the dispatch of each operation than a small network's arithmetic takes for the rows of a
+runner. Only what was seen from end to end is repeated: linear layers, activations, and arithmetic with what
+does not depend on the observations. Where anything else is seen, the agent computes for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+from torch import Tensor
+from torch.distributions import Distribution
+
+from clusterenv.adapters.base import Array, Floats, Nested
+from clusterenv.adapters.reading import defining_tensors, to_array
+from clusterenv.adapters.watching import Program, Watch
+from clusterenv.distributions import Family, Kind
+
+TOLERANCE = 1e-5
+"""Difference, absolute and relative, up to which our numbers count as the agent's."""
+CHECK_EVERY = 256
+"""Acts after which the agent computes again and is compared."""
+WORTH_IT = 32
+"""Acts under one state after which it was worth it to watch the first of them."""
+REPEATED = (Kind.CATEGORICAL, Kind.BERNOULLI, Kind.DIAG_GAUSSIAN)
+LARGEST = 1 << 17
+"""Multiplications for one observation up to which torch's own cost is worth avoiding."""
+
+
+class Fused:
+    """The parameters and values of one agent, under one state: `forget` it when another is loaded."""
+
+    def __init__(self, *, watch: bool) -> None:
+        """Know nothing yet, and without `watch` never more."""
+        self._may_watch = watch
+        self._watch: Watch | None = None
+        self._acts = 0
+        self._watch_at = 0
+        self.used = False
+        """Whether it stood in for the agent since the last `forget`."""
+        self.forget()
+
+    def forget(self) -> None:
+        """The agent has changed: it must be watched again."""
+        self._family: Family | None = None
+        self._policy: Program | None = None
+        self._log_std: Floats | None = None
+        self._value: Program | None = None
+        if self._acts:
+            self._watch_at = 0 if self._acts >= WORTH_IT else WORTH_IT
+        self._acts = 0
+        self.used = False
+
+    def params(self, obs: Nested) -> tuple[Family, Floats] | None:
+        """Family and parameters [n, P] at observations [n, ...]; None: the agent must compute."""
+        self._acts += 1
+        if self._family is None or self._acts > self._watch_at:
+            return None
+        self.used = True
+        return self._family, self._policy_params(obs)
+
+    def values(self, obs: Nested) -> Floats | None:
+        """Values [n]; None: the agent must compute."""
+        return None if self._family is None or self._value is None else self._value(obs)[:, 0]
+
+    def watching(self, inputs: Nested) -> AbstractContextManager[object]:
+        """Around a call of the agent that `params` has left to it."""
+        due = self._may_watch and self._acts > self._watch_at
+        self._watch = Watch(inputs) if due and isinstance(inputs, Tensor) and len(inputs) else None
+        return self._watch or nullcontext()
+
+    @contextlib.contextmanager
+    def not_watching(self) -> Iterator[None]:
+        """Around what is ours inside such a call."""
+        if self._watch is None:
+            yield
+            return
+        with self._watch.paused():
+            yield
+
+    def learn(
+        self,
+        obs: Nested,
+        family: Family | None,
+        params: Floats | None,
+        distribution: Distribution | None,
+        value: object = None,
+    ) -> None:
+        """Remember how the call just watched came to its parameters and value, if that can be repeated."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        self._family = self._policy = self._log_std = self._value = None
+        self._watch_at = self._acts + CHECK_EVERY
+        if family is None or params is None or distribution is None or watch.shape != obs.shape:
+            return
+        if family.kind in REPEATED and self._find(watch, distribution):
+            if isinstance(value, Tensor):
+                self._find_value(watch, value, obs)
+            self._family = family if self._agrees(obs, family, params) else None
+
+    def _find(self, watch: Watch, distribution: Distribution) -> bool:
+        tensors = defining_tensors(distribution)
+        self._policy = watch.program_of(tensors[0])
+        if self._policy is None or self._policy.cost > LARGEST:
+            return False
+        if len(tensors) > 1:
+            scale = watch.constant_row(tensors[1])
+            if scale is None:
+                return False
+            self._log_std = np.log(scale)
+        return True
+
+    def _find_value(self, watch: Watch, value: Tensor, obs: Nested) -> None:
+        program = watch.program_of(value)
+        if program is not None and program.width == 1 and program.cost <= LARGEST:
+            self._value = program if _close(program(obs)[:, 0], to_array(value).reshape(-1)) else None
+
+    def _agrees(self, obs: Nested, family: Family, params: Floats) -> bool:
+        ours, theirs = self._policy_params(obs), params
+        if family.kind is Kind.CATEGORICAL:  # logits up to a constant
+            ours, theirs = ours - ours.max(1, keepdims=True), theirs - theirs.max(1, keepdims=True)
+        return _close(ours, theirs)
+
+    def _policy_params(self, obs: Nested) -> Floats:
+        assert self._policy is not None
+        outputs = self._policy(obs)
+        if self._log_std is None:
+            return outputs
+        rows, size = outputs.shape
+        params = np.empty((rows, 2 * size), np.float32)
+        params[:, :size] = outputs
+        params[:, size:] = self._log_std
+        return params
+
+
+def _close(ours: Array, theirs: Array) -> bool:
+    return ours.shape == theirs.shape and bool(np.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE))

@@ -1,0 +1,379 @@
+"""What an agent does to its observations, operation by operation, as a program that NumPy can repeat."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clusterenv.adapters.base import Array, Floats
+
+Op = Any
+"""An overload of one of torch's operations."""
+Result = Any
+"""What an operation gives: a tensor, several, or something else."""
+
+aten: Any = torch.ops.aten
+
+LEAVES_TORCH = {
+    torch.Tensor.numpy,
+    torch.Tensor.tolist,
+    torch.Tensor.item,
+    torch.Tensor.data_ptr,
+    torch.Tensor.untyped_storage,
+    torch.Tensor.__array__,
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
+    torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+}
+"""Calls after which numbers may come back by ways that are not seen, or decide which way is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`x @ weight + bias`."""
+
+    weight: Floats
+    """[inputs, outputs]"""
+    bias: Floats | None
+
+    def __call__(self, x: Floats) -> Floats:
+        """The layer at x [n, inputs], in new memory."""
+        out: Floats = x @ self.weight
+        if self.bias is not None:
+            out += self.bias
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """A NumPy function of each number, and perhaps of a constant [] or [features] beside it."""
+
+    function: Callable[..., Any]
+    constant: Floats | None = None
+
+    def __call__(self, x: Floats) -> Floats:
+        """The function at x [n, features]; x may be written over."""
+        if self.constant is None:
+            self.function(x, out=x)
+        else:
+            self.function(x, self.constant, out=x)
+        return x
+
+
+Layer = Linear | Pointwise
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """From observations [n, ...] to numbers [n, width], all float32."""
+
+    layers: tuple[Layer, ...]
+    width: int
+
+    @property
+    def cost(self) -> int:
+        """Multiplications for one row."""
+        return sum(layer.weight.size for layer in self.layers if isinstance(layer, Linear))
+
+    def __call__(self, obs: Array) -> Floats:
+        """The numbers at `obs`, in memory of their own."""
+        x = obs.reshape(len(obs), -1)
+        first = self.layers[0] if self.layers else None
+        x = np.ascontiguousarray(x, np.float32) if isinstance(first, Linear) else np.array(x, np.float32)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A tensor that depends on the observations."""
+
+    tensor: Tensor
+    """Kept, so that its identity stays its own."""
+    layers: tuple[Layer, ...] | None
+    """None: computed in a way that is not repeated."""
+    shifted: bool = False
+    """Whether a number was subtracted from each row, as `Categorical` does with logits."""
+    sums: Tensor | None = None
+    """Of which tensor it is the logsumexp of each row."""
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, what is computed from one tensor [n, ...] is followed."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        """Follow `inputs`."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._rows = len(inputs)
+        self._seen: dict[int, _Seen] = {}
+        self._paused = False
+        self._broken = False
+        self._functions = _Functions(self)
+        self.shape = inputs.shape
+        self._keep(inputs, () if inputs.dtype in _DTYPES else None)
+
+    def __enter__(self) -> Self:
+        """Watch."""
+        self._functions.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Watch no longer."""
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._functions.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, whatever is done is not the agent's."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def program_of(self, tensor: Tensor) -> Program | None:
+        """How `tensor` came out of the observations; None where that cannot be repeated."""
+        seen = self._seen.get(id(tensor))
+        if self._broken or seen is None or seen.layers is None or not tensor.numel():
+            return None
+        return Program(seen.layers, tensor.numel() // self._rows)
+
+    def constant_row(self, tensor: Tensor) -> Floats | None:
+        """The row that a tensor [n, features] repeats; None if it depends on the observations."""
+        if self._broken or id(tensor) in self._seen or tensor.ndim != 2:
+            return None
+        rows = _numbers(tensor)
+        return rows[0].copy() if (rows == rows[:1]).all() else None
+
+    def left_torch(self) -> None:
+        """The agent did what cannot be followed."""
+        if not self._paused:
+            self._broken = True
+
+    def __torch_dispatch__(
+        self,
+        func: Op,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Do what is asked, and note what comes of the observations."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self._paused or self._broken:
+            return result
+        if _cannot_be_repeated(func):
+            self._broken = True
+        elif self._depends(args) or self._depends(tuple(kwargs.values())):
+            with self.paused():
+                self._follow(func, args, kwargs, result)
+        return result
+
+    def _depends(self, args: Sequence[Any]) -> bool:
+        return any(
+            self._depends(arg) if isinstance(arg, list | tuple) else id(arg) in self._seen for arg in args
+        )
+
+    def _keep(self, tensor: Tensor, layers: tuple[Layer, ...] | None, **facts: Any) -> None:
+        self._seen[id(tensor)] = _Seen(tensor, layers, **facts)
+
+    def _follow(self, func: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Result) -> None:
+        """Note how each tensor of `result` came to be."""
+        if func is aten.broadcast_tensors.default:
+            for before, after in zip(args[0], result, strict=True):
+                self._keep_as(before, after)
+            return
+        if not isinstance(result, Tensor) or not args:
+            for part in result if isinstance(result, list | tuple) else (result,):
+                if isinstance(part, Tensor):
+                    self._keep(part, None)
+            return
+        source = self._seen.get(id(args[0]))
+        if func in _SHAPE_ONLY and source is None:
+            return
+        if func in _SAME_NUMBERS and source is not None:
+            self._keep_as(source.tensor, result)
+        elif func is aten.logsumexp.default and source is not None:
+            whole = args[1] in ([-1], [1]) and source.tensor.ndim == 2 and args[2:] == (True,)
+            self._keep(result, None, sums=source.tensor if whole else None)
+        elif func is aten.sub.Tensor and source is not None and self._is_normalised(source, args, kwargs):
+            self._keep(result, source.layers, shifted=True)
+        else:
+            self._keep(result, self._extended(func, args, kwargs, result))
+
+    def _keep_as(self, before: Tensor, after: Tensor) -> None:
+        """`after` holds the numbers of `before`, if its shape and dtype say so."""
+        source = self._seen.get(id(before))
+        if source is not None:
+            same = after.numel() == before.numel() and after.shape[:1] == (self._rows,)
+            fits = same and after.dtype in (before.dtype, torch.float32)
+            self._keep(after, source.layers if fits else None, shifted=source.shifted)
+
+    def _is_normalised(self, source: _Seen, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the logsumexp of each row is subtracted from it."""
+        other = self._seen.get(id(args[1]))
+        return other is not None and other.sums is source.tensor and not kwargs
+
+    def _extended(
+        self, func: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+    ) -> tuple[Layer, ...] | None:
+        """The layers of what was computed from one followed tensor and constants."""
+        place = 1 if func is aten.addmm.default else 0
+        source = self._seen.get(id(args[place]))
+        rest = [*args[:place], *args[place + 1 :]]
+        if source is None and func in (aten.add.Tensor, aten.mul.Tensor):
+            source, rest = self._seen.get(id(args[1])), [args[0]]
+        if source is None or source.layers is None or source.shifted or self._depends(rest) or kwargs:
+            return None
+        if result.dtype is not torch.float32 or result.shape[:1] != (self._rows,):
+            return None
+        layer = _linear(func, rest, source.tensor) or _pointwise(func, rest, source.tensor, result)
+        return None if layer is None else (*source.layers, *layer)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees what never reaches the dispatcher."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self,
+        func: Op,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Do what is asked."""
+        if func in LEAVES_TORCH:
+            self._watch.left_torch()
+        return func(*args, **(kwargs or {}))
+
+
+def _cannot_be_repeated(func: Op) -> bool:
+    """Whether it changes something, draws at random, or lets a number decide on the way."""
+    return (
+        func._schema.is_mutable
+        or torch.Tag.nondeterministic_seeded in func.tags
+        or func is aten._local_scalar_dense.default
+    )
+
+
+_DTYPES = (torch.float32, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_SAME_NUMBERS = {
+    aten._to_copy.default,
+    aten._unsafe_view.default,
+    aten.alias.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.contiguous.default,
+    aten.expand.default,
+    aten.expand_as.default,
+    aten.flatten.using_ints,
+    aten.reshape.default,
+    aten.squeeze.dim,
+    aten.squeeze.default,
+    aten.squeeze.dims,
+    aten.to.device,
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.unsqueeze.default,
+    aten.view.default,
+}
+
+
+_SHAPE_ONLY = {aten.expand_as.default, aten.view_as.default, aten.to.other}
+"""What takes nothing but a shape or a dtype from its second argument."""
+
+
+def _linear(func: Op, rest: Sequence[Any], source: Tensor) -> tuple[Layer, ...] | None:
+    """A linear layer over all features of a row."""
+    bias: Tensor | None
+    if func is aten.addmm.default and len(rest) == 2:
+        bias, weight = rest
+    elif func is aten.mm.default:
+        bias, weight = None, rest[0]
+    elif func is aten.linear.default:
+        weight, bias = rest[0].t(), rest[1] if len(rest) > 1 else None
+    else:
+        return None
+    if source.ndim != 2 or weight.dtype is not torch.float32 or (bias is not None and bias.ndim != 1):
+        return None
+    return (Linear(_numbers(weight), None if bias is None else _numbers(bias)),)
+
+
+def _relu(x: Floats, out: Floats) -> Floats:
+    return np.maximum(x, np.float32(0), out=out)
+
+
+def _sigmoid(x: Floats, out: Floats) -> Floats:
+    np.tanh(np.multiply(x, np.float32(0.5), out=out), out=out)
+    out += np.float32(1)
+    return np.multiply(out, np.float32(0.5), out=out)
+
+
+_UNARY: dict[Any, Callable[..., Any]] = {
+    aten.tanh.default: np.tanh,
+    aten.relu.default: _relu,
+    aten.sigmoid.default: _sigmoid,
+}
+_WITH_CONSTANT: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: np.add,
+    aten.sub.Tensor: np.subtract,
+    aten.mul.Tensor: np.multiply,
+    aten.div.Tensor: np.divide,
+}
+
+
+def _pointwise(func: Op, rest: Sequence[Any], source: Tensor, result: Tensor) -> tuple[Layer, ...] | None:
+    """The same function of every number, with the same constants in every row."""
+    if result.shape != source.shape:
+        return None
+    if func in _UNARY and not rest:
+        return (Pointwise(_UNARY[func]),)
+    if func is aten.clamp.default:
+        low, high = (*rest, None, None)[:2]
+        bounds = ((np.maximum, low), (np.minimum, high))
+        return tuple(Pointwise(f, np.asarray(b, np.float32)) for f, b in bounds if b is not None)
+    if func in _WITH_CONSTANT and len(rest) == 1:
+        constant = _row_constant(rest[0], source)
+        return None if constant is None else (Pointwise(_WITH_CONSTANT[func], constant),)
+    return None
+
+
+def _row_constant(value: object, source: Tensor) -> Floats | None:
+    """A number, or a row [features] that is the same for all rows of `source`."""
+    if isinstance(value, int | float):
+        return np.asarray(value, np.float32)
+    if not isinstance(value, Tensor) or value.dtype is not torch.float32:
+        return None
+    features = source.shape[1:].numel()
+    if value.numel() == 1:
+        return _numbers(value).reshape(())
+    same_for_all = value.ndim < source.ndim or value.shape[0] == 1
+    return _numbers(value).reshape(-1) if same_for_all and value.numel() == features else None
+
+
+def _numbers(tensor: Tensor) -> Floats:
+    """The numbers of a constant, in memory of their own."""
+    array: Floats = np.ascontiguousarray(tensor.detach().cpu().numpy()).copy()
+    return array

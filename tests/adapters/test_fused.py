@@ -1,0 +1,232 @@
+"""Small networks that NumPy repeats, and agents that are left to compute for themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+
+from clusterenv.adapters import adapt, loads
+from clusterenv.adapters.fused import CHECK_EVERY, TOLERANCE, WORTH_IT
+from tests.agents import CleanRLAgent, ForwardAgent, MLPAgent, Spaces, mlp
+
+ROWS = 6
+IDS = np.arange(ROWS, dtype=np.int64)
+STEPS = np.zeros(ROWS, np.int64)
+BOX = spaces.Box(-9, 9, (5,))
+ACTIONS = {
+    "discrete": spaces.Discrete(3, start=2),
+    "box": spaces.Box(-1, 1, (2, 2)),
+    "bits": spaces.MultiBinary(3),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_runner() -> Any:
+    """Distributions are not validated, which would look at their numbers."""
+    Distribution.set_default_validate_args(False)
+    yield
+    Distribution.set_default_validate_args(__debug__)
+
+
+def worker_of(agent: object, obs: spaces.Space = BOX, actions: spaces.Space = ACTIONS["discrete"]) -> Any:
+    learner = adapt(agent, obs, actions)
+    worker = loads(learner.dumps(), obs, actions)
+    worker.load_state(learner.transfer_state())
+    return worker
+
+
+def act(worker: Any, obs: Any) -> Any:
+    return worker.act(obs, seed=7, env_ids=IDS, steps=STEPS, with_values=False)
+
+
+def some_obs(seed: int, space: spaces.Space = BOX) -> Any:
+    space.seed(seed)
+    return np.stack([space.sample() for _ in range(ROWS)])
+
+
+def assert_same_policy(worker: Any, obs: Any) -> None:
+    """What acts is what the agent says, action for action and within the tolerance."""
+    seen, own = act(worker, obs), worker.parameters(obs)
+    agent = worker.act(obs, seed=7, env_ids=IDS, steps=STEPS, with_values=True)
+    assert np.allclose(seen.actions, agent.actions, rtol=TOLERANCE, atol=TOLERANCE)
+    assert np.allclose(seen.log_probs, agent.log_probs, atol=TOLERANCE)
+    if own.shape[1] == 3 and worker.family.kind.value == "categorical":
+        seen.params[:] = torch.log_softmax(torch.from_numpy(seen.params), 1)
+    assert np.allclose(seen.params, own, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("style", "kind"),
+    [(style, kind) for style in (MLPAgent, CleanRLAgent, ForwardAgent) for kind in ("discrete", "box")]
+    + [(MLPAgent, "bits")],
+)
+def test_plain_network_acts_without_its_agent(style: Any, kind: str) -> None:
+    worker = worker_of(style(Spaces(BOX, ACTIONS[kind])), actions=ACTIONS[kind])
+    act(worker, some_obs(0))
+    assert not worker._fused.used
+    assert_same_policy(worker, some_obs(1))
+    assert worker._fused.used
+
+
+def test_values_of_a_plain_network_are_the_agents() -> None:
+    agent = CleanRLAgent(Spaces(BOX, ACTIONS["discrete"]))
+    worker = worker_of(agent)
+    act(worker, some_obs(0))
+    act(worker, some_obs(1))
+    obs = some_obs(2)
+    assert worker.values_apart
+    assert np.allclose(worker.values(obs), agent.get_value(torch.from_numpy(obs)).detach()[:, 0], atol=1e-6)
+
+
+class Around(nn.Module):
+    """A network between two functions: of the observations and the inner numbers."""
+
+    def __init__(self, before: Callable[..., Tensor], between: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.register_buffer("mean", torch.arange(5.0))
+        self.register_buffer("calls", torch.zeros(()))
+        self.before, self.between = before, between
+
+    def distribution(self, obs: Tensor) -> Distribution:
+        return Categorical(logits=self.last(self.between(self, self.first(self.before(self, obs)))))
+
+
+def same(_: Around, x: Tensor) -> Tensor:
+    return x
+
+
+FOLLOWED: dict[str, tuple[Any, Any]] = {
+    "normalised": (lambda a, x: ((x - a.mean) * torch.rsqrt(a.mean + 1e-2)).clamp(-3, 3), same),
+    "scaled": (lambda a, x: 0.5 + x / 4, lambda a, x: torch.relu(x)),
+    "sigmoid": (lambda a, x: x.float().reshape(len(x), -1), lambda a, x: torch.sigmoid(x)),
+    "clamped on one side": (lambda a, x: x.clamp(min=0), lambda a, x: torch.tanh(x)),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_arithmetic_with_constants_is_followed(name: str) -> None:
+    worker = worker_of(Around(*FOLLOWED[name]))
+    act(worker, some_obs(0))
+    assert_same_policy(worker, some_obs(1))
+    assert worker._fused.used
+
+
+def counted(agent: Around, x: Tensor) -> Tensor:
+    agent.calls += 1
+    return x
+
+
+LEFT_ALONE: dict[str, tuple[Any, Any]] = {
+    "of all rows": (lambda a, x: x - x.mean(0), same),
+    "of its own": (lambda a, x: x * x, same),
+    "whole numbers": (lambda a, x: x.long().float(), same),
+    "rounded": (same, lambda a, x: x.round()),
+    "decided by numbers": (lambda a, x: x if x.max() > 1e9 else -x, same),
+    "decided outside": (lambda a, x: x if x.numpy().max() > 1e9 else -x, same),
+    "through the back door": (lambda a, x: x + torch.from_numpy(x.numpy()).mean(), same),
+    "data": (lambda a, x: x + x.data.mean(), same),
+    "noise": (same, lambda a, x: x + torch.rand(4)),
+    "counting": (counted, same),
+    "in place": (same, lambda a, x: x.mul_(2)),
+    "upside down": (lambda a, x: x.flip(0), same),
+    "softmax": (same, lambda a, x: torch.softmax(x, 1)),
+    "normalised layer": (same, lambda a, x: nn.functional.layer_norm(x, (4,))),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_anything_else_leaves_the_agent_to_compute(name: str) -> None:
+    worker = worker_of(Around(*LEFT_ALONE[name]))
+    for seed in range(3):
+        act(worker, some_obs(seed))
+    assert not worker._fused.used
+
+
+def test_deviation_that_depends_on_the_observation_is_the_agents_own() -> None:
+    class Squeamish(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(5, 4)
+
+        def distribution(self, obs: Tensor) -> Distribution:
+            means = self.net(obs)
+            return Independent(Normal(means, means.exp()), 1)
+
+    worker = worker_of(Squeamish(), actions=ACTIONS["box"])
+    act(worker, some_obs(0))
+    act(worker, some_obs(1))
+    assert not worker._fused.used
+
+
+def test_pixels_are_followed_from_their_bytes() -> None:
+    pixels = spaces.Box(0, 255, (2, 3, 1), np.uint8)
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(6, 3)
+
+        def distribution(self, obs: Tensor) -> Distribution:
+            return Categorical(logits=self.net(obs.flatten(1).float() / 255))
+
+    worker = worker_of(Reads(), pixels)
+    act(worker, some_obs(0, pixels))
+    assert_same_policy(worker, some_obs(1, pixels))
+    assert worker._fused.used
+
+
+def test_large_network_is_left_to_torch() -> None:
+    worker = worker_of(MLPAgent(Spaces(BOX, ACTIONS["discrete"]), hidden=1 << 9))
+    act(worker, some_obs(0))
+    act(worker, some_obs(1))
+    assert not worker._fused.used
+
+
+def test_new_weights_act_at_once() -> None:
+    worker = worker_of(MLPAgent(Spaces(BOX, ACTIONS["discrete"]), seed=1))
+    other = MLPAgent(Spaces(BOX, ACTIONS["discrete"]), seed=2)
+    for seed in range(WORTH_IT):
+        act(worker, some_obs(seed))
+    worker.load_state(adapt(other, BOX, ACTIONS["discrete"]).transfer_state())
+    for seed in range(3):
+        assert_same_policy(worker, some_obs(seed))
+    assert worker._fused.used
+
+
+def test_agent_is_not_watched_where_weights_change_all_the_time() -> None:
+    agent = MLPAgent(Spaces(BOX, ACTIONS["discrete"]))
+    worker = worker_of(agent)
+    state = adapt(agent, BOX, ACTIONS["discrete"]).transfer_state()
+    act(worker, some_obs(0))
+    worker.load_state(state)
+    act(worker, some_obs(0))
+    act(worker, some_obs(1))
+    assert not worker._fused.used
+
+
+def test_agent_that_changes_by_itself_is_found_out() -> None:
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(5, 3)
+            self.calls = 0
+
+        def distribution(self, obs: Tensor) -> Distribution:
+            self.calls += 1
+            return Categorical(logits=self.net(obs) * math.copysign(1, 1.5 - self.calls))
+
+    worker = worker_of(Turns())
+    obs = some_obs(0)
+    first = act(worker, obs).params
+    for _ in range(CHECK_EVERY + 1):
+        last = act(worker, obs).params
+    assert np.allclose(torch.log_softmax(torch.from_numpy(-last), 1), first, atol=1e-5)

@@ -1,0 +1,1 @@
+"""Promises of DESIGN on losses, hostile peers and broken environments."""
