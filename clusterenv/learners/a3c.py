@@ -18,6 +18,7 @@ from clusterenv.learners import defaults
 from clusterenv.learners.a2c import A2CConfig, update
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
+from clusterenv.learners.options import check
 from clusterenv.learners.runs import Summary
 from clusterenv.learners.training import launched, training
 
@@ -32,6 +33,11 @@ class A3CConfig(A2CConfig):
     """Steps of every environment of a worker in a fragment, which makes one update."""
     queue: int = 1
     """Fragments of one worker that may be made before the learner takes one; more: older policies."""
+
+    def __post_init__(self) -> None:
+        """Check what ClusterEnv does not check itself."""
+        super().__post_init__()
+        check(self, whole=("queue",))
 
 
 def train(config: A3CConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:

@@ -65,8 +65,8 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "impala": {
         "CartPole-v1": {
             "total_steps": 200_000,
-            "num_steps": 32,
-            "learning_rate": 2.5e-3,
+            "num_steps": 16,
+            "learning_rate": 1e-3,
             "normalize_obs": False,
             "scale_rewards": False,
         },

@@ -6,9 +6,8 @@ Workers never wait for the learner, so a batch may come from policies mu that ar
     rho = min(rho_bar, pi_prox / mu)          weight of a step, in the targets and in the gradient
     c   = lambda min(c_bar, pi_prox / mu)     how far what came later counts
 
-pi_prox is the learner's policy when the batch arrives, which also gives the values and so the targets. A batch
-is replayed in some passes, in which the policy is held near pi_prox, as PPO does (and IMPACT, Luo and others,
-2020):
+pi_prox is a copy of the learner's policy that follows every few batches, about as old as the data. A batch is
+replayed in some passes, in which pi is held near pi_prox (IMPACT, Luo and others, 2020):
 
     maximise  mean of  min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_prox,   A of V-trace, with its rho
 
@@ -17,6 +16,7 @@ With one pass of one minibatch r is 1, and this is the policy gradient of the pa
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,7 +47,9 @@ class IMPALAConfig(Options):
     """Collect with `rollout`, workers and learner in turns, to see what streaming is worth."""
     fragments: int = 2
     """Fragments, each of one worker, in a batch; in lock-step a batch has one of every worker."""
-    num_steps: int = 64
+    queue: int = 1
+    """Fragments of one worker that may be made before the learner takes one; more: older policies."""
+    num_steps: int = 32
     """Steps of every environment in a fragment."""
     passes: int = 4
     """Times that a batch is used."""
@@ -66,7 +68,9 @@ class IMPALAConfig(Options):
     c_bar: float = 1.0
     """Largest trace of a step."""
     clip_coef: float = 0.2
-    """Epsilon of the clip around the policy with which the learner met the batch; inf: no clip."""
+    """Epsilon of the clip around pi_prox; inf: no clip."""
+    prox_interval: int = 2
+    """Batches after which pi_prox becomes the learner's policy; below the age of the data, pi overshoots."""
     normalize_advantages: bool = True
     """Give the advantages of each minibatch mean 0 and deviation 1."""
     value_coef: float = 0.5
@@ -87,7 +91,7 @@ class IMPALAConfig(Options):
         super().__post_init__()
         check(
             self,
-            whole=("fragments", "num_steps", "passes", "num_minibatches", "hidden"),
+            whole=("fragments", "queue", "num_steps", "passes", "num_minibatches", "prox_interval", "hidden"),
             fraction=("gamma", "trace_lambda"),
             positive=("learning_rate", "rho_bar", "c_bar", "clip_coef", "max_grad_norm"),
             finite=("learning_rate", "value_coef", "entropy_coef"),
@@ -107,7 +111,7 @@ def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Ite
     if config.lockstep:
         yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
         return
-    with env.stream(actor, num_steps=config.num_steps, fragments=config.fragments) as stream:
+    with env.stream(actor, config.num_steps, fragments=config.fragments, queue=config.queue) as stream:
         yield stream
 
 
@@ -127,14 +131,15 @@ class Samples:
 
 @torch.no_grad()
 def make_samples(
-    agent: Agent, rollout: Rollout, config: IMPALAConfig, reward_scale: RewardScale | None
+    agent: Agent, prox: Actor, rollout: Rollout, config: IMPALAConfig, reward_scale: RewardScale | None
 ) -> Samples:
-    """The rows to learn from: pi_prox, values and targets are those of `agent` as it is when called."""
+    """The rows to learn from, with the values of `agent` as it is when called."""
     batch = rollout.torch()
     valid = batch.valid
     features, actions = agent.features(batch.obs), agent.action_targets(batch.actions)  # [T, N, ...]
     values = agent.state_value(features)
-    log_probs = agent.policy(features.flatten(0, 1)).log_prob(actions.flatten(0, 1)).view_as(values)
+    policy = prox.policy(prox.features(batch.obs).flatten(0, 1))
+    log_probs = policy.log_prob(actions.flatten(0, 1)).view_as(values)
     log_ratios = torch.where(valid, log_probs - batch.log_probs, 0.0)
     trace = vtrace(
         rollout.rewards if reward_scale is None else reward_scale.of(rollout),
@@ -224,7 +229,9 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
-        parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
+        prox = copy.deepcopy(actor)
+        parts = {"agent": agent, "prox": prox, "optimizer": optimizer, "shuffling": shuffling}
+        parts["scale"] = reward_scale
         with training("impala", config, folder, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             with batches(env, actor, config) as collected:
@@ -232,7 +239,9 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
                     if config.anneal_lr:
                         optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
                     rollout = next(collected)
-                    samples = make_samples(agent, rollout, config, reward_scale)
+                    if run.updates % config.prox_interval == 0:
+                        prox.load_state_dict(actor.state_dict())
+                    samples = make_samples(agent, prox, rollout, config, reward_scale)
                     losses = update(agent, optimizer, samples, config, shuffling)
                     agent.observe(rollout.obs, rollout.valid)
                     run.log(rollout, env.stats(), losses)

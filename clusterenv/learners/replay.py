@@ -47,7 +47,11 @@ class Replay:
         if not path.exists():
             _make(path, capacity, dtype)
         self._file = path.open("r+b")
-        _check(path, self._file.fileno(), capacity, dtype)
+        try:
+            _check(path, self._file.fileno(), capacity, dtype)
+        except ConfigError:
+            self._file.close()
+            raise
         self._memory = mmap.mmap(self._file.fileno(), 0)
         self._counters = np.frombuffer(self._memory, np.int64, count=2, offset=COUNTERS_AT)
         self._rows = np.frombuffer(self._memory, dtype, count=capacity, offset=ROWS_AT)

@@ -68,6 +68,11 @@ class Training:
         return self._run.steps
 
     @property
+    def updates(self) -> int:
+        """Batches learnt from so far."""
+        return self._run.updates
+
+    @property
     def remaining(self) -> float:
         """What is left of the run, from 1 to 0."""
         return max(0.0, 1 - self._run.steps / self._config.total_steps)
