@@ -90,7 +90,7 @@ def test_short_run_leaves_an_agent_that_can_be_evaluated_and_gone_on_with(
 
 
 def test_checkpoint_of_an_unknown_algorithm_is_refused() -> None:
-    with pytest.raises(ConfigError, match="algorithm is .os.; expected one of ppo, a2c"):
+    with pytest.raises(ConfigError, match="algorithm is 'os'; expected one of ppo, a2c"):
         agent_class("os")
 
 
