@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.plugins.venvs import ROOT, run, venv_with
+
 PLUGIN = ROOT / "plugins" / "clusterenv-minimal"
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -20,31 +17,8 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a virtual environment with the plugin, which finds all else where this one does."""
-    folder = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
-    python = folder / "bin" / "python"
-    site = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
-    beside = [str(ROOT), str(ROOT / "registry"), sysconfig.get_path("purelib")]
-    (Path(site) / "beside.pth").write_text("\n".join(beside) + "\n")
-    source = folder / "source"
-    shutil.copytree(PLUGIN, source)
-    run(python, "-m", "pip", "install", "-q", "--no-deps", str(source))
-    return python
-
-
-def run(python: Path, *words: str, cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        [str(python), *words],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """The interpreter of a virtual environment with the plugin."""
+    return venv_with("clusterenv-minimal", tmp_path_factory.mktemp("venv"))
 
 
 def test_it_is_listed_with_its_owner(python: Path) -> None:
