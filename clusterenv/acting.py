@@ -14,11 +14,11 @@ from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
 from clusterenv.batches import ActBatch, Fragment, unmoved_step
 from clusterenv.claims import check_policy, own_episode
+from clusterenv.comparing import References, Sample, evaluated, joined
 from clusterenv.config import EnvConfig
-from clusterenv.distributions import Family
 from clusterenv.errors import AgentError, ProtocolError
 from clusterenv.head import Head
-from clusterenv.layout import SpaceLayout
+from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.outcomes import Absent, Fresh, Outcome, Reply, Returned
 from clusterenv.peers import Peer
 from clusterenv.policy import Publisher, Snapshot, policy_lag
@@ -28,20 +28,6 @@ from clusterenv.sync_config import PROTOTYPE
 from clusterenv.transport import messages as m
 
 Array = NDArray[Any]
-References = Mapping[int, tuple[m.Reference, Array]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """States of one worker that both sides can name."""
-
-    number: int
-    obs: list[Array]
-    """Leaves [rows, ...] of what was seen there."""
-    actions: list[Array]
-    """Leaves [rows, ...] of what was done there; none where nothing was done yet."""
-    env_ids: Array
-    """[rows]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +56,18 @@ class Acting:
         self._publisher = Publisher()
         self._adapter: tuple[object, AgentAdapter] | None = None
         self._agent_sent = 0
+        self._state: list[Array] = []  # leaves [1, ...] of a recurrent agent's
         self._samples: dict[int, Sample] = {}
         self._acts = 0
+
+    @property
+    def _agent(self) -> AgentAdapter:
+        assert self._adapter is not None
+        return self._adapter[1]
+
+    def nest_state(self, leaves: list[Array]) -> Nested:
+        """Leaves [n, ...] nested as the agent nests its state; None if it has none."""
+        return self._agent.nest_state(leaves)
 
     @property
     def version(self) -> int:
@@ -92,6 +88,7 @@ class Acting:
         """
         if self._adapter is None or self._adapter[0] is not agent:
             self._adapter = (agent, adapt(agent, *self._spaces))
+            self._state = self._adapter[1].initial_state(1)
         adapter = self._adapter[1]
         snapshot = self._publisher.publish(adapter)
         if known and snapshot.agent != self._agent_sent:
@@ -135,6 +132,7 @@ class Acting:
             published_version=snapshot.version,
             kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
             num_envs=sum(peer.num_envs for peer in self._head.peers),
+            nest_state=self.nest_state,
         )
 
     def _read_fragment(self, outcome: Outcome[m.FragmentReply], num_steps: int) -> Fragment | None:
@@ -171,18 +169,27 @@ class Acting:
             num_final=message.num_final,
             policy_version=message.policy.policy_version,
             episodes=[own_episode(peer, episode) for episode in message.episodes],
+            state=self._state,
+            num_sampled=message.num_sampled,
             has_versions=message.has_versions,
         )
 
     def sample(self, peer: Peer, message: m.FragmentReply, fragment: Fragment) -> Sample:
-        """The states of a fragment that the worker has kept too."""
+        """The states of a fragment that the worker has kept too.
+
+        Raises:
+            ProtocolError: if the agent's state is not there on all of them.
+        """
         rows = self._rows(peer, fragment.comparable, message.fragment)
+        if self._state and message.num_sampled != len(rows):
+            raise ProtocolError(f"states of {message.num_sampled} sampled rows; expected {len(rows)}")
         count = fragment.valid.size  # not -1, which says nothing of observations without elements
         return Sample(
             message.fragment,
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs],
             [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.actions],
             peer.first_env + rows % peer.num_envs,
+            fragment.sampled_states,
         )
 
     def _rows(self, peer: Peer, valid: NDArray[np.bool_], number: int) -> NDArray[np.int64]:
@@ -219,12 +226,8 @@ class Acting:
         """One step of all environments; `obs` are each worker's leaves [n, ...] of its last reply."""
         snapshot = self.publish(agent)
         self._acts += 1
-        samples = {}
-        for peer in self._lagging(snapshot.version):
-            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), self._acts)
-            leaves = [leaf[rows] for leaf in obs[peer.rank]]
-            samples[peer.rank] = Sample(self._acts, leaves, [], peer.first_env + rows)
-        references = self._references(snapshot.version, samples, self._samples)
+        present = self._samples if self._state else self._present(snapshot.version, obs)
+        references = self._references(snapshot.version, present, self._samples)
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
             reference, frames = _attached(references, peer)
@@ -237,6 +240,15 @@ class Acting:
             for outcome in self._head.call(command, m.ActReply, fresh=Fresh.SHOW)
         ]
         return Acted(outcomes, self._act_info(outcomes, obs, snapshot.version))
+
+    def _present(self, version: int, obs: Sequence[Sequence[Array]]) -> dict[int, Sample]:
+        """Of each lagging worker some of its present observations."""
+        samples = {}
+        for peer in self._lagging(version):
+            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), self._acts)
+            leaves = [leaf[rows] for leaf in obs[peer.rank]]
+            samples[peer.rank] = Sample(self._acts, leaves, [], peer.first_env + rows, [], kept=False)
+        return samples
 
     def _read_act(
         self, reply: Reply[m.ActReply], obs: Sequence[Sequence[Array]], snapshot: Snapshot
@@ -256,16 +268,18 @@ class Acting:
             num_envs=peer.num_envs,
             num_final=message.num_final,
             policy_version=message.policy.policy_version,
+            state=self._state,
         )
         batch.step.infos = message.infos
         batch.step.final_infos = message.final_infos
         if message.sample:
-            rows = self._rows(peer, np.ones(peer.num_envs, dtype=np.bool_), message.sample)
+            rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), message.sample)
             self._samples[peer.rank] = Sample(
                 message.sample,
                 [leaf[rows] for leaf in obs[peer.rank]],
                 [leaf[rows] for leaf in batch.actions],
                 peer.first_env + rows,
+                [leaf[rows] for leaf in batch.state],
             )
         return batch
 
@@ -289,11 +303,13 @@ class Acting:
         lagging = [peer for peer in peers if batches[peer.rank].policy_version != version]
         if lagging:
             rows = np.concatenate([np.arange(peer.rows.start, peer.rows.stop) for peer in lagging])
-            seen = _joined([obs[peer.rank] for peer in lagging])
-            done = _joined([batches[peer.rank].actions for peer in lagging])
-            assert self._adapter is not None
-            judged = self._adapter[1].evaluate(
-                self._obs.nest(seen), self._actions.nest(done), env_ids=rows.astype(np.int64)
+            seen = joined([obs[peer.rank] for peer in lagging])
+            done = joined([batches[peer.rank].actions for peer in lagging])
+            judged = self._agent.evaluate(
+                self._obs.nest(seen),
+                self._actions.nest(done),
+                env_ids=rows.astype(np.int64),
+                state=joined([batches[peer.rank].state for peer in lagging]),
             )
             log_probs[rows], values[rows] = judged.log_probs, judged.values
         versions = np.array([batch.policy_version for batch in batches], dtype=np.int64)
@@ -302,7 +318,7 @@ class Acting:
         syncs = np.array([0 if peer.policy is None else peer.policy.sync_count for peer in peers], np.int64)
         counts = [peer.num_envs for peer in peers]
         info = {
-            "action": self._actions.nest(_joined([batch.actions for batch in batches])),
+            "action": self._actions.nest(joined([batch.actions for batch in batches])),
             "log_prob": log_probs,
             "value": values,
             "behaviour_log_prob": behaviour,
@@ -311,12 +327,20 @@ class Acting:
             "kl": np.repeat(kl, counts),
             "sync_count": np.repeat(syncs, counts),
         }
+        if self._state:
+            info["agent_state"] = self._agent.nest_state(joined([batch.state for batch in batches]))
         return info | {f"_{key}": np.ones(sum(counts), np.bool_) for key in info}
 
     def _no_act(self, peer: Peer, version: int) -> ActBatch:
         zeros = np.zeros(peer.num_envs, np.float32)
-        step, actions = unmoved_step(peer.num_envs), self._actions.zeros(peer.num_envs)
-        return ActBatch(step=step, actions=actions, log_probs=zeros, values=zeros, policy_version=version)
+        return ActBatch(
+            step=unmoved_step(peer.num_envs),
+            actions=self._actions.zeros(peer.num_envs),
+            log_probs=zeros,
+            values=zeros,
+            policy_version=version,
+            state=[np.zeros((peer.num_envs, *leaf.shape[1:]), leaf.dtype) for leaf in self._state],
+        )
 
     # --- what travels with a command --------------------------------------------------------------------
 
@@ -325,55 +349,12 @@ class Acting:
     ) -> References:
         """What version v says on each lagging worker's sample, and what it took to find out."""
         started = time.perf_counter()
-        references = self._evaluated(version, samples, taken)
+        ranks = [p.rank for p in self._lagging(version)] if compares(self._config.sync) else []
+        asked, scored = ({rank: of[rank] for rank in ranks if rank in of} for of in (samples, taken))
+        references = evaluated(self._agent, (self._obs, self._actions), asked, scored)
         self._head.checks_sent += len(references)
         self._head.check_bytes_sent += sum(said.nbytes for _, said in references.values())
         self._head.check_s += time.perf_counter() - started if references else 0.0
-        return references
-
-    def _evaluated(
-        self, version: int, samples: Mapping[int, Sample], taken: Mapping[int, Sample]
-    ) -> References:
-        """What version v says on each lagging worker's sample, all in one batch.
-
-        θ_v on `samples` where the agent has a closed form; else log π_v of what was done in `taken`.
-        """
-        lagging = self._lagging(version) if compares(self._config.sync) else []
-        asked = {peer.rank: samples[peer.rank] for peer in lagging if peer.rank in samples}
-        assert self._adapter is not None
-        adapter = self._adapter[1]
-        if asked:
-            obs, env_ids = self._states(asked)
-            theta = adapter.parameters(obs, env_ids=env_ids)
-            if theta is not None:
-                return self._dealt(asked, theta, adapter.family)
-        asked = {peer.rank: taken[peer.rank] for peer in lagging if peer.rank in taken}
-        if not asked:
-            return {}
-        obs, env_ids = self._states(asked)
-        actions = self._actions.nest(_joined([sample.actions for sample in asked.values()]))
-        log_probs = adapter.evaluate(obs, actions, env_ids=env_ids).log_probs
-        return {} if np.isnan(log_probs).all() else self._dealt(asked, log_probs, None)
-
-    def _states(self, samples: Mapping[int, Sample]) -> tuple[Any, NDArray[np.int64]]:
-        obs = self._obs.nest(_joined([sample.obs for sample in samples.values()]))
-        return obs, np.concatenate([sample.env_ids for sample in samples.values()])
-
-    def _dealt(self, samples: Mapping[int, Sample], said: Array, family: Family | None) -> References:
-        """To each worker its part of `said` [all rows, ...]."""
-        references: dict[int, tuple[m.Reference, Array]] = {}
-        start = 0
-        for rank, sample in samples.items():
-            rows = len(sample.env_ids)
-            reference = m.Reference(
-                sample=sample.number,
-                rows=rows,
-                family=None if family is None else family.kind.value,
-                family_sizes=[] if family is None else list(family.sizes),
-            )
-            part = np.ascontiguousarray(said[start : start + rows], dtype=np.float32)
-            references[rank] = (reference, part)
-            start += rows
         return references
 
     def _lagging(self, version: int) -> list[Peer]:
@@ -396,8 +377,3 @@ def _attached(references: References, peer: Peer) -> tuple[m.Reference | None, l
         return None, []
     reference, said = references[peer.rank]
     return reference, [said]
-
-
-def _joined(parts: Sequence[Sequence[Array]]) -> list[Array]:
-    """Leaves [n, ...] of several workers, one after the other; always new arrays."""
-    return [np.concatenate(leaves) for leaves in zip(*parts, strict=True)]

@@ -94,10 +94,12 @@ class ActBatch:
     policy_version: int
     params: NDArray[np.float32] | None = None  # [n, P] on the states acted on; stays with the worker
     family: Family | None = None
+    state: list[Array] = field(default_factory=list)  # leaves [n, ...] of a recurrent agent, before the step
 
     def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""
-        return [*self.step.frames(), *frames_of(self.actions), self.log_probs, self.values]
+        step, actions = self.step.frames(), frames_of(self.actions)
+        return [*step, *actions, self.log_probs, self.values, *self.state]
 
     @classmethod
     def of_frames(
@@ -109,8 +111,9 @@ class ActBatch:
         num_envs: int,
         num_final: int,
         policy_version: int,
+        state: Sequence[Array] = (),
     ) -> ActBatch:
-        """The batch again, each frame checked against the layouts."""
+        """The batch again, each frame checked against the layouts and the agent's `state` leaves [1, ...]."""
         reader = FrameReader(frames)
         batch = cls(
             step=StepBatch.read(reader, obs, num_envs, num_final),
@@ -118,6 +121,7 @@ class ActBatch:
             log_probs=reader.array(np.float32, (num_envs,)),
             values=reader.array(np.float32, (num_envs,)),
             policy_version=policy_version,
+            state=reader.state(state, num_envs),
         )
         return reader.done(batch)
 
@@ -153,6 +157,9 @@ class Fragment:
     episodes: list[EpisodeRecord] = field(default_factory=list)
     params: NDArray[np.float32] | None = None  # [T, n, P]; stays with the worker
     family: Family | None = None
+    initial_state: list[Array] = field(default_factory=list)  # leaves [n, ...] before the first step
+    states: list[Array] = field(default_factory=list)  # leaves [T, n, ...] before each; stays with the worker
+    sampled_states: list[Array] = field(default_factory=list)  # leaves [rows, ...] of the sampled rows
 
     @property
     def comparable(self) -> NDArray[np.bool_]:
@@ -187,7 +194,9 @@ class Fragment:
         ]
         if self.versions is not None:
             ends.append(self.versions)
-        return [*frames_of(self.obs), *frames_of(self.actions), *rows, *frames_of(self.last_obs), *ends]
+        states = [*self.initial_state, *self.sampled_states]
+        seen, last = [*frames_of(self.obs), *frames_of(self.actions)], frames_of(self.last_obs)
+        return [*seen, *rows, *last, *ends, *states]
 
     @classmethod
     def of_frames(
@@ -202,8 +211,10 @@ class Fragment:
         policy_version: int,
         episodes: list[EpisodeRecord],
         has_versions: bool = False,
+        state: Sequence[Array] = (),
+        num_sampled: int = 0,
     ) -> Fragment:
-        """The fragment again, each frame checked against the layouts."""
+        """The fragment again, each frame checked against layouts and the agent's `state` leaves [1, ...]."""
         reader = FrameReader(frames)
         lead = (num_steps, num_envs)
         fragment = cls(
@@ -223,6 +234,8 @@ class Fragment:
             versions=reader.array(np.int64, lead) if has_versions else None,
             policy_version=policy_version,
             episodes=episodes,
+            initial_state=reader.state(state, num_envs),
+            sampled_states=reader.state(state, num_sampled),
         )
         return reader.done(fragment)
 
@@ -273,6 +286,10 @@ class FrameReader:
             self._samples(lead) if leaf.dtype.hasobject else self.array(leaf.dtype, (*lead, *leaf.shape))
             for leaf in layout.leaves
         ]
+
+    def state(self, like: Sequence[Array], rows: int) -> list[Array]:
+        """One array [rows, ...] for each leaf [1, ...] of an agent's state."""
+        return [self.array(leaf.dtype, (rows, *leaf.shape[1:])) for leaf in like]
 
     def _samples(self, shape: tuple[int, ...]) -> Array:
         """The next frame as an array of byte strings, each of which holds a sample that can be read."""

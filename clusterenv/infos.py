@@ -84,6 +84,8 @@ def unbatch_infos(
         mask = infos.get(f"_{key}")
         chosen = range(num_envs) if mask is None else np.flatnonzero(mask).tolist()
         parts = unbatch_infos(column, num_envs) if isinstance(column, Mapping) else column
+        if isinstance(parts, np.ndarray) and parts.ndim == 1 and parts.dtype == np.bool_:
+            parts = parts.tolist()  # Gymnasium batches bool as numbers, but numpy.bool as objects
         for row in chosen:
             rows[row][key] = parts[row]
     return rows

@@ -12,6 +12,7 @@ from clusterenv.adapters import Acted
 from clusterenv.batches import EpisodeRecord, Fragment
 from clusterenv.distributions import Family
 from clusterenv.layout import SpaceLayout
+from clusterenv.memory import Memory
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -25,7 +26,7 @@ VALUE_BATCH_BYTES = 4 << 20
 class Values(Protocol):
     """An agent's value function."""
 
-    def __call__(self, obs: Nested, *, env_ids: Ints) -> NDArray[np.float32]:
+    def __call__(self, obs: Nested, *, env_ids: Ints, state: Sequence[Array]) -> NDArray[np.float32]:
         """Values [n] of a nested batch of observations of the environments `env_ids` [n]."""
 
 
@@ -33,7 +34,12 @@ class Recording:
     """Room for a fragment. Step t reads `obs` at t and writes what came of it, `obs` at t + 1 included."""
 
     def __init__(
-        self, obs_layout: SpaceLayout, action_layout: SpaceLayout, steps: int, env_ids: Ints
+        self,
+        obs_layout: SpaceLayout,
+        action_layout: SpaceLayout,
+        steps: int,
+        env_ids: Ints,
+        memory: Memory,
     ) -> None:
         """Arrays with unset values for `steps` of the environments with these global numbers [n]."""
         envs = len(env_ids)
@@ -48,14 +54,26 @@ class Recording:
         self.values = np.empty((steps + 1, envs), np.float32)
         self.valid = np.ones((steps, envs), np.bool_)
         self.params: Array | None = None
+        self.versions: Ints | None = None
+        """[T, n] of the policy that acted, where that may change on the way."""
         self.steps_done = 0
         self.final_rows: list[int] = []
         self.final_obs: list[Any] = []
         self._final_steps: list[int] = []
+        self._memory = memory
+        state = memory.before_act()
+        self._states = [np.empty((steps + 1, *leaf.shape), leaf.dtype) for leaf in state]
+        self._final_states: list[list[Array]] = [[] for _ in self._states]
+        for leaf, first in zip(self._states, state, strict=True):
+            leaf[0] = first
 
     def obs_at(self, t: int) -> list[Array]:
         """Leaves [n, ...] that step t acts on, in place."""
         return [leaf[t] for leaf in self.obs]
+
+    def state_at(self, t: int) -> list[Array]:
+        """Leaves [n, ...] of what the agent remembers before step t, in place."""
+        return [leaf[t] for leaf in self._states]
 
     def keep(self, acted: Acted) -> None:
         """What the policy does in the step under way."""
@@ -63,6 +81,8 @@ class Recording:
         self.actions[0][t] = acted.actions
         self.log_probs[t] = acted.log_probs
         self.values[t] = acted.values
+        for leaf, after in zip(self._states, acted.state, strict=True):
+            leaf[t + 1] = after
         if acted.params is None:
             self.params = None  # an agent may lose its closed form on the way
             return
@@ -71,28 +91,41 @@ class Recording:
         if self.params is not None:
             self.params[t] = acted.params
 
-    def close_step(self) -> None:
-        """The step under way is done; it ended the episodes of the rows that `final_rows` got meanwhile."""
-        self._final_steps += [self.steps_done] * (len(self.final_rows) - len(self._final_steps))
+    def close_step(self, waiting: NDArray[np.bool_]) -> None:
+        """The step under way is done; it ended the episodes of the rows that `final_rows` got meanwhile.
+
+        Rows of `waiting` [n] have ended and are reset by their next step, others are in the next episode.
+        """
+        t, known = self.steps_done, len(self._final_steps)
+        self._final_steps += [t] * (len(self.final_rows) - known)
         self.steps_done += 1
+        if not self._states:
+            return
+        begins = (self.terminations[t] | self.truncations[t]) & ~waiting | ~self.valid[t]
+        for leaf, first, final in zip(self._states, self._memory.initial, self._final_states, strict=True):
+            final += [leaf[t + 1, row].copy() for row in self.final_rows[known:]]
+            leaf[t + 1, begins] = first[begins]
 
     def count_episodes(self, returns: Array, lengths: Array) -> list[EpisodeRecord]:
         """One for each row that ended; episodes under way are carried on in `returns` and `lengths` [n]."""
         episodes = []
         starts = [0] * len(returns)
+        # As lists, since a sum over a few numbers takes NumPy ten times as long.
+        rewards, valid = (array[: self.steps_done].T.tolist() for array in (self.rewards, self.valid))
         for t, row in zip(self._final_steps, self.final_rows, strict=False):
-            rewards = self.rewards[starts[row] : t + 1, row]
+            steps = slice(starts[row], t + 1)
             episodes.append(
                 EpisodeRecord(
                     env_id=int(self._env_ids[row]),
-                    episode_return=float(returns[row] + rewards.sum()),
-                    length=int(lengths[row]) + int(self.valid[starts[row] : t + 1, row].sum()),
+                    episode_return=float(returns[row]) + sum(rewards[row][steps]),
+                    length=int(lengths[row]) + sum(valid[row][steps]),
                 )
             )
             returns[row], lengths[row], starts[row] = 0.0, 0, t + 1
         for row, start in enumerate(starts):
-            returns[row] += self.rewards[start : self.steps_done, row].sum()
-            lengths[row] += self.valid[start : self.steps_done, row].sum()
+            steps = slice(start, self.steps_done)
+            returns[row] += sum(rewards[row][steps])
+            lengths[row] += sum(valid[row][steps])
         return episodes
 
     def fragment(
@@ -107,12 +140,18 @@ class Recording:
         """All steps, with the values of what comes after the last one and of final observations.
 
         With `all_values` those of the steps are asked for too, many at once; else `keep` was given them.
+        `policy_version` is that of all steps, unless `versions` says otherwise.
         """
+        versions = self.versions
+        if versions is not None:
+            policy_version = int(versions.max())
+            versions = None if (versions == policy_version).all() else versions
         first = 0 if all_values else len(self.rewards)
         rows = self.values[first:].size  # not -1, which says nothing of observations without elements
         flat = [leaf[first:].reshape(rows, *leaf.shape[2:]) for leaf in self.obs]
         env_ids = np.tile(self._env_ids, len(self.values) - first)
-        self.values[first:].reshape(-1)[:] = self._in_batches(values, flat, env_ids)
+        states = [leaf[first:].reshape(rows, *leaf.shape[2:]) for leaf in self._states]
+        self.values[first:].reshape(-1)[:] = self._in_batches(values, flat, env_ids, states)
         final_obs = self._obs_layout.empty(len(self.final_rows))
         if self.final_rows:
             self._obs_layout.pack(self.final_obs, final_obs, name="final observation")
@@ -130,14 +169,21 @@ class Recording:
             last_values=self.values[-1],
             final_index=np.ascontiguousarray(index),
             final_obs=final_obs,
-            final_values=self._in_batches(values, final_obs, self._env_ids[self.final_rows]),
+            final_values=self._in_batches(
+                values, final_obs, self._env_ids[self.final_rows], [np.array(s) for s in self._final_states]
+            ),
             policy_version=policy_version,
+            versions=versions,
             episodes=episodes,
             params=self.params,
             family=family,
+            initial_state=[leaf[0] for leaf in self._states],
+            states=[leaf[:-1] for leaf in self._states],
         )
 
-    def _in_batches(self, values: Values, obs: Sequence[Array], env_ids: Ints) -> NDArray[np.float32]:
+    def _in_batches(
+        self, values: Values, obs: Sequence[Array], env_ids: Ints, states: Sequence[Array]
+    ) -> NDArray[np.float32]:
         """Values [rows] of observation leaves [rows, ...]."""
         rows = len(env_ids)
         row_bytes = sum(leaf.nbytes for leaf in obs) // max(1, rows)
@@ -146,6 +192,7 @@ class Recording:
             values(
                 self._obs_layout.nest([leaf[start : start + size] for leaf in obs]),
                 env_ids=env_ids[start : start + size],
+                state=[leaf[start : start + size] for leaf in states],
             )
             for start in range(0, rows, size)
         ]

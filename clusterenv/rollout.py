@@ -67,6 +67,8 @@ class Batch(Generic[ArrayT]):
     """[K, ...]: the observations that those steps really led to."""
     final_values: ArrayT
     """[K] float32."""
+    initial_state: Nested = None
+    """[N, ...]: what a recurrent agent remembered before the first step, nested as its state; else None."""
     kl: ArrayT
     """[workers] float64: each worker's last divergence from the learner's policy, in nats."""
     row_kl: ArrayT
@@ -111,6 +113,15 @@ class Rollout(Batch[Array]):
         return Batch(episodes=episodes, **{name: _mapped(tensor, value) for name, value in values.items()})
 
 
+NestState = Callable[[list[Array]], Nested]
+"""Leaves [n, ...] nested as the agent nests its state."""
+
+
+def no_state(_: list[Array]) -> Nested:
+    """What is there of an agent that has none."""
+    return None
+
+
 def assemble(
     fragments: Sequence[Fragment | None],
     *,
@@ -120,6 +131,7 @@ def assemble(
     published_version: int,
     kl: Sequence[float],
     num_envs: int | None = None,
+    nest_state: NestState = no_state,
 ) -> Rollout:
     """The fragments of all workers side by side, by rank; a lost worker's rows are zeros and not valid.
 
@@ -133,6 +145,7 @@ def assemble(
         published_version: of the learner's policy, from which the lag counts.
         kl: each worker's divergence, by rank.
         num_envs: environments of all workers; needed if the last worker is lost.
+        nest_state: nests leaves as the agent nests its state.
     """
     num_steps = next(fragment.num_steps for fragment in fragments if fragment is not None)
     if num_envs is None:
@@ -140,9 +153,12 @@ def assemble(
         assert last is not None, "num_envs is needed when the last worker is lost"
         num_envs = first_envs[-1] + last.num_envs
     counts = np.diff([*first_envs, num_envs])
+    state = next(fragment.initial_state for fragment in fragments if fragment is not None)
     parts = [
         Part(
-            _absent(num_steps, int(count), obs_layout, action_layout) if fragment is None else fragment,
+            _absent(num_steps, int(count), obs_layout, action_layout, state)
+            if fragment is None
+            else fragment,
             worker=rank,
             first_env=first_envs[rank],
             kl=kl[rank],
@@ -156,6 +172,7 @@ def assemble(
         action_layout=action_layout,
         published_version=published_version,
         kl=kl,
+        nest_state=nest_state,
     )
 
 
@@ -187,6 +204,7 @@ def side_by_side(
     action_layout: SpaceLayout,
     published_version: int,
     kl: Sequence[float],
+    nest_state: NestState = no_state,
 ) -> Rollout:
     """Fragments of any workers side by side, in their order; all of the same T.
 
@@ -209,6 +227,7 @@ def side_by_side(
         workers=np.repeat(np.array([part.worker for part in parts], dtype=np.int64), counts),
         last_obs=obs_layout.nest(_leaves([f.last_obs for f in fragments], 0)),
         last_values=_beside([f.last_values for f in fragments], 0),
+        initial_state=nest_state(_leaves([f.initial_state for f in fragments], 0)),
         kl=np.array(kl, dtype=np.float64),
         row_kl=np.repeat(np.array([part.kl for part in parts], dtype=np.float64), counts),
         **columns,
@@ -239,7 +258,9 @@ def _ends(parts: Sequence[Part], obs_layout: SpaceLayout) -> dict[str, Any]:
     }
 
 
-def _absent(num_steps: int, num_envs: int, obs: SpaceLayout, actions: SpaceLayout) -> Fragment:
+def _absent(
+    num_steps: int, num_envs: int, obs: SpaceLayout, actions: SpaceLayout, state: Sequence[Array]
+) -> Fragment:
     """What stands for the fragment of a lost worker: zeros, no row valid."""
     lead = (num_steps, num_envs)
 
@@ -261,6 +282,7 @@ def _absent(num_steps: int, num_envs: int, obs: SpaceLayout, actions: SpaceLayou
         final_obs=zeros(obs, 0),
         final_values=np.zeros(0, np.float32),
         policy_version=0,
+        initial_state=[np.zeros((num_envs, *leaf.shape[1:]), leaf.dtype) for leaf in state],
     )
 
 
@@ -284,7 +306,9 @@ def _in_order(episodes: Sequence[tuple[int, EpisodeRecord]], ended: Array) -> li
 
 
 def _mapped(function: Callable[[Array], object], nested: Nested) -> Nested:
-    """`nested` with `function` applied to each array in it."""
+    """`nested` with `function` applied to each array in it; None stays."""
+    if nested is None:
+        return None
     if isinstance(nested, dict):
         return {key: _mapped(function, value) for key, value in nested.items()}
     if isinstance(nested, tuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import cloudpickle
@@ -29,6 +30,7 @@ from clusterenv.commands import (
     GiveUp,
     LoadState,
     News,
+    NewWeights,
     Observe,
     Reply,
     Reset,
@@ -38,7 +40,10 @@ from clusterenv.commands import (
     SetAttr,
     Step,
 )
+from clusterenv.distributions import Family
+from clusterenv.episode_policies import EpisodePolicies
 from clusterenv.errors import AgentError, EnvError, StateError
+from clusterenv.memory import Memory
 from clusterenv.recording import Recording
 from clusterenv.shard import Shard
 from clusterenv.vector_shard import VectorShard
@@ -57,7 +62,11 @@ class Runner:
         self._own_process = own_process
         self._shard: AnyShard | None = None
         self._adapter: AgentAdapter | None = None
+        self._agent_blob = b""
+        self._family: Family | None = None
         self._version = 0
+        self._new_weights: NewWeights | None = None
+        self._episodes: EpisodePolicies | None = None
         self._bounds: tuple[Array, Array] | None = None  # of Box actions
         self.abandoned = False
         """Nobody waits for the answer any more: a rollout ends after the step under way."""
@@ -69,6 +78,7 @@ class Runner:
         self._noise_seed = setup.noise_seed
         self._env_ids = np.arange(setup.first_env, setup.first_env + setup.num_envs, dtype=np.int64)
         self._steps = np.zeros(setup.num_envs, np.int64)
+        self._memory = Memory(setup.num_envs)
         self._returns = np.zeros(setup.num_envs, np.float64)
         self._lengths = np.zeros(setup.num_envs, np.int64)
 
@@ -110,6 +120,8 @@ class Runner:
         """Heed news that have come, between two steps or two commands."""
         if isinstance(news, GiveUp):
             self._given_up = True
+        else:
+            self._new_weights = news
 
     def close(self) -> None:
         """All environments are closed."""
@@ -126,6 +138,7 @@ class Runner:
         rows = slice(None) if command.mask is None else command.mask
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
+        self._memory.begins[rows] = True
         with self._envs() as shard:
             batch = shard.reset(command.seeds, options, command.mask)
         self._was_reset = True
@@ -143,6 +156,8 @@ class Runner:
         moved = ~shard.ended[rows]
         batch = shard.step(actions, mask)
         goes_on = ~(batch.terminations | batch.truncations)
+        at_end = ~goes_on if shard.autoreset_mode is AutoresetMode.SAME_STEP else ~moved
+        self._memory.begins[rows] |= at_end
         self._returns[rows] = np.where(goes_on, self._returns[rows] + batch.rewards, 0.0)
         self._lengths[rows] = np.where(goes_on, self._lengths[rows] + moved, 0)
         return batch
@@ -164,23 +179,54 @@ class Runner:
         with self._envs() as shard:
             spaces = shard.single_observation_space, shard.single_action_space
             self._adapter = adapters.loads(command.blob, *spaces)
+        self._agent_blob = command.blob
+        self._family = None
         self._version = 0
+        self._new_weights = self._episodes = None
+        self._memory.agent_changed()
         return Done()
 
     def _load_state(self, command: LoadState) -> Done:
-        self._agent().load_state(policy.decode_state(command.state))
+        adapter = self._agent()
+        adapter.load_state(policy.decode_state(command.state))
+        self._memory.weights_changed(adapter)
         self._version = command.version
+        self._new_weights = self._episodes = None
         return Done()
 
+    def _adopt_new_weights(self) -> None:
+        """Weights that have come act from now on, or where an episode that others began has ended."""
+        news, self._new_weights = self._new_weights, None
+        if news is None:
+            return
+        state = policy.decode_state(news.state)
+        if self._episodes is not None and self._episodes.keep(self._version, self._agent()):
+            with self._envs() as shard:
+                spaces = shard.single_observation_space, shard.single_action_space
+                self._adapter = adapters.loads(self._agent_blob, *spaces)
+        self._agent().load_state(state)
+        self._memory.weights_changed(self._agent())
+        self._version = news.version
+
+    def _act_alike(self) -> None:
+        """All rows act with the newest weights."""
+        self._adopt_new_weights()
+        self._episodes = None
+
     def _evaluate(self, _: Evaluate) -> EvaluateBatch:
+        self._act_alike()
         adapter = self._agent()
         with self._envs() as shard:
-            params = adapter.parameters(shard.obs_layout.nest(shard.obs), env_ids=self._env_ids)
+            obs = shard.obs_layout.nest(shard.obs)
+            params = adapter.parameters(obs, env_ids=self._env_ids, state=self._memory.before_act())
         return EvaluateBatch(params=params, family=None if params is None else adapter.family)
 
     def _act(self, _: Act) -> ActBatch:
+        self._act_alike()
         with self._envs() as shard:
-            acted = self._decide(shard.obs_layout.nest(shard.obs), with_values=True)
+            state = self._memory.before_act()
+            acted = self._decide(shard.obs_layout.nest(shard.obs), state, with_values=True)
+            self._memory.moves_on(acted.state)
             return ActBatch(
                 step=self._counted_step(shard, [self._clip(acted.actions)]),
                 actions=[acted.actions],
@@ -189,6 +235,7 @@ class Runner:
                 policy_version=self._version,
                 params=acted.params,
                 family=self._agent().family,
+                state=state,
             )
 
     def _observe(self, _: Observe) -> ResetBatch:
@@ -204,22 +251,33 @@ class Runner:
             if not self._was_reset:
                 shard.reset()
                 self._was_reset = True
+            self._memory.begins |= shard.ended
             shard.reset_ended()
-            record = Recording(shard.obs_layout, shard.action_layout, command.num_steps, self._env_ids)
+            self._memory.begins &= ~shard.ended
+            layouts = shard.obs_layout, shard.action_layout
             self._given_up = False
+            self._adopt_new_weights()
+            record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
+            if command.sync_at != "episode":
+                self._episodes = None
+            elif self._episodes is None:
+                self._episodes = EpisodePolicies(shard.num_envs, self._version)
+            if command.sync_at in ("step", "episode"):
+                record.versions = np.empty((command.num_steps, shard.num_envs), np.int64)
             try:
                 self._fill(record, shard, command)
             finally:
+                self._memory.moves_on([leaf.copy() for leaf in record.state_at(record.steps_done)])
                 episodes = record.count_episodes(self._returns, self._lengths)
             if record.steps_done < command.num_steps:
                 return Abandoned()
             adapter = self._agent()
             return record.fragment(
                 adapter.values,
-                all_values=adapter.values_apart,
+                all_values=adapter.values_apart and record.versions is None,
                 policy_version=self._version,
                 episodes=episodes,
-                family=adapter.family,
+                family=self._family,
             )
 
     def _fill(self, record: Recording, shard: AnyShard, command: Collect) -> None:
@@ -242,7 +300,10 @@ class Runner:
                     _copy(obs, shard.obs)
                     return
             try:
-                acted = self._decide(nest(obs), with_values=False)
+                if record.versions is not None:
+                    self._adopt_new_weights()
+                    record.versions[t] = self._version if self._episodes is None else self._episodes.versions
+                acted = self._decide(nest(obs), record.state_at(t), with_values=record.versions is not None)
             except BaseException:
                 _copy(obs, shard.obs)
                 raise
@@ -259,23 +320,29 @@ class Runner:
                 record.final_rows,
                 record.final_obs,
             )
-            record.close_step()
+            record.close_step(shard.ended)
+            if self._episodes is not None:
+                ended = record.terminations[t] | record.truncations[t]
+                self._episodes.begin_episodes(ended, self._version)
         _copy(shard.obs, record.obs_at(num_steps))
 
     # --- helpers -------------------------------------------------------------------------------------------
 
-    def _decide(self, obs: Nested, *, with_values: bool) -> Acted:
-        """The policy's actions on a nested batch of observations of all rows."""
+    def _decide(self, obs: Nested, state: list[Array], *, with_values: bool) -> Acted:
+        """The policy's actions on a nested batch of observations of all rows, and what it remembers."""
         adapter = self._agent()
         self._acts += 1
-        acted = adapter.act(
+        acts = adapter.act if self._episodes is None else partial(self._episodes.act, adapter)
+        acted = acts(
             obs,
             seed=self._noise_seed,
             env_ids=self._env_ids,
             steps=self._steps,
             with_values=with_values,
+            state=state,
         )
         self._steps += 1
+        self._family = adapter.family or self._family
         return acted
 
     def _clip(self, actions: Array) -> Array:

@@ -182,6 +182,7 @@ def _merge_acts(batches: Sequence[ActBatch]) -> ActBatch:
         policy_version=batches[0].policy_version,
         params=_params([b.params for b in batches], axis=0),
         family=batches[0].family,
+        state=_leaves([b.state for b in batches]),
     )
 
 
@@ -213,6 +214,8 @@ def _merge_fragments(fragments: Sequence[Fragment], starts: Sequence[int]) -> Fr
         episodes=[episodes[i] for i in order],  # one for each ended row
         params=_params([f.params for f in fragments], axis=1),
         family=fragments[0].family,
+        initial_state=_leaves([f.initial_state for f in fragments]),
+        states=_leaves([f.states for f in fragments], axis=1),
     )
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from clusterenv.acting import Acting, Sample
+from clusterenv.acting import Acting
 from clusterenv.batches import Fragment
 from clusterenv.checks import is_number
+from clusterenv.comparing import Sample
 from clusterenv.config import EnvConfig
 from clusterenv.errors import CallTimeout, ClusterEnvError, ConfigError, StateError
 from clusterenv.head import Head
@@ -204,7 +205,8 @@ class Streaming:
                 if fragment is None:
                     continue
                 self._sampled[rank] = (arrival, self._acting.sample(peer, message, fragment))
-            samples[rank] = self._sampled[rank][1]
+            if len(self._sampled[rank][1].env_ids):
+                samples[rank] = self._sampled[rank][1]
         return samples
 
     def take(self, timeout_s: float | None) -> Rollout:
@@ -252,6 +254,7 @@ class Streaming:
             action_layout=self._actions,
             published_version=version,
             kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
+            nest_state=self._acting.nest_state,
         )
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributions import Beta, Categorical
 
 from clusterenv import ClusterEnv, LocalConfig
-from tests.envs import Index, IndexBox
+from tests.envs import Count, Index, IndexBox
+from tests.recurrent import Counter, LSTMAgent
 
 pytestmark = pytest.mark.process
 
@@ -224,3 +227,81 @@ def test_values_and_log_probs_of_an_agent_without_torch_are_in_both_calls() -> N
         assert info["value"].tolist() == [0, 1, 2, 3]
         assert np.exp(info["behaviour_log_prob"]) == pytest.approx([0.5] * 4)
         assert np.exp(info["log_prob"]) == pytest.approx(np.where(info["action"] == 1, 0.75, 0.25))
+
+
+COUNTS = [partial(Count, n) for n in (2, 3, 50, 4)]
+
+
+def recurrent(**options: Any) -> ClusterEnv:
+    return ClusterEnv(COUNTS, TWO, seed=0, **options)
+
+
+def test_recurrent_agent_in_rollout_and_step_of_lagging_workers() -> None:
+    with recurrent(kl_threshold=1.0) as env:
+        env.reset(seed=0)
+        agent = Counter()
+        env.rollout(agent, 3)
+        batch = env.rollout(agent, 5)
+        assert not batch.values.any()
+        assert not batch.final_values.any()
+        assert np.array_equal(batch.initial_state["seen"], batch.obs[0])
+        assert batch.initial_state["rest"][0].shape == (4, 2, 3)
+        assert torch.equal(batch.torch().initial_state["seen"], torch.from_numpy(batch.obs[0]))
+        agent.slope.data.fill_(0.11)
+        batch = env.rollout(agent, 5)
+        obs = batch.last_obs
+        assert (batch.policy_lag == 1).all()
+        workers = env.stats()["workers"]
+        assert all(0 < worker["kl"] < 0.1 for worker in workers)
+        agent.slope.data.fill_(0.12)
+        info = env.step(agent)[4]
+        assert info["policy_lag"].tolist() == [2] * 4
+        assert np.array_equal(info["agent_state"]["seen"], obs)
+        logits = torch.stack([torch.zeros(4), 0.12 * torch.from_numpy(obs[:, 0])], dim=1)
+        judged = Categorical(logits=logits).log_prob(torch.from_numpy(info["action"]))
+        assert info["log_prob"] == pytest.approx(judged.numpy(), abs=1e-6)
+        assert not info["value"].any()
+        agent.slope.data.fill_(0.13)
+        info = env.step(agent)[4]
+        assert [worker["checks"] for worker in env.stats()["workers"]] == [3, 3]
+        agent.slope.data.fill_(9.0)
+        env.step(agent)
+        agent.slope.data.fill_(-9.0)
+        env.rollout(agent, 5)
+        assert all(count["divergence"] >= 1 for count in reasons(env))
+
+
+@pytest.mark.parametrize("call", ["step", "rollout"])
+def test_lstm_of_cleanrl_is_compared_on_the_states_that_it_was_in(call: str) -> None:
+    with recurrent(kl_threshold=1.0) as env:
+        env.reset(seed=0)
+        agent = LSTMAgent()
+        act(env, agent, call)
+        act(env, agent, call)
+        agent.critic.bias.data += 1.0
+        act(env, agent, call)
+        agent.actor.bias.data[0] += 0.1
+        act(env, agent, call)
+        workers = env.stats()["workers"]
+        assert [worker["checks"] for worker in workers] == [2, 2]
+        assert [worker["policy_lag"] for worker in workers] == [2, 2]
+        assert [worker["kl"] for worker in workers] == pytest.approx([0.1**2 / 8] * 2, rel=0.2)
+
+
+def test_restarted_worker_begins_with_no_memory() -> None:
+    with recurrent(kl_threshold=1.0) as env:
+        env.reset(seed=0)
+        agent = Counter()
+        env.rollout(agent, 3)
+        agent.slope.data.fill_(0.11)
+        os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
+        valid = []
+        while len(valid) < 3 or not valid[-1]:
+            batch = env.rollout(agent, 5)
+            valid.append(bool(batch.valid.all()))
+            assert not batch.values.any()
+            assert len(batch.initial_state["seen"]) == 4
+        assert env.stats()["workers"][1]["restarts"] == 1
+        for _ in range(5):
+            info = env.step(agent)[4]
+            assert not info["value"].any()

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from clusterenv import infos
 from clusterenv.errors import ProtocolError
-from clusterenv.infos import batch_infos, decode_infos, encode_infos, plain_info
+from clusterenv.infos import batch_infos, decode_infos, encode_infos, plain_info, unbatch_infos
 from tests.spaces import assert_same
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
@@ -366,3 +366,16 @@ def test_key_that_is_no_text_is_left_out_at_the_top_and_carried_below(
     [(_, info)] = decode_infos(encoded([(0, {1: 2, "a": {3: 4}})]))
     assert info == {"a": {3: 4}}
     assert "left out" in caplog.text
+
+
+def test_batched_infos_keep_their_dtypes_when_they_are_taken_apart_and_batched_again() -> None:
+    columns = {
+        "solved": np.array([True, False]),
+        "level": np.array([3, 4], np.int32),
+        "frame": np.zeros((2, 3), np.bool_),
+        "inner": {"hit": np.array([False, True])},
+    }
+    batched = batch_infos(decode_infos(encoded(list(enumerate(unbatch_infos(columns, 2))))), 2)
+    for name in ("solved", "level", "frame"):
+        assert_same(batched[name], columns[name])
+    assert_same(batched["inner"]["hit"], columns["inner"]["hit"])

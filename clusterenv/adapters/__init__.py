@@ -21,8 +21,8 @@ def adapt(agent: object, observation_space: gym.Space[Any], action_space: gym.Sp
     """The learner's agent behind the common interface; it is never changed.
 
     Looked for, in this order: a Stable-Baselines3 policy; `distribution(obs)`;
-    `get_action_and_value(obs, action=None)`; a `forward` with that signature; `act(obs)` with
-    `get_parameters()`; `act(obs)` of an agent of torch.
+    `get_action_and_value(obs, action=None)`, or with (obs, state, done, action=None); a `forward` like the
+    first; `act(obs)` with `get_parameters()`; `act(obs)` of an agent of torch.
 
     Observations reach torch agents as tensors on the agent's device: reals in its dtype, whole numbers as
     they are. Only parameters and buffers travel after the first time, so statistics of observations must be
@@ -110,6 +110,21 @@ def _captured(method: str) -> Callable[[object, ActionTerms, bool], AgentAdapter
     return make
 
 
+def _takes_state(agent: object) -> bool:
+    """Whether the agent has CleanRL's signature with an LSTM."""
+    if not _has("get_action_and_value")(agent):
+        return False
+    from clusterenv.adapters.recurrent import takes_state_and_done
+
+    return takes_state_and_done(agent)
+
+
+def _recurrent(agent: object, terms: ActionTerms, own: bool) -> AgentAdapter:
+    from clusterenv.adapters.captured_agents import RecurrentCapturedAdapter
+
+    return RecurrentCapturedAdapter(agent, terms, own=own, method="get_action_and_value")
+
+
 def _acts_in_torch(agent: object) -> bool:
     """Whether the agent has `act`, and tensors that learning can change."""
     if "torch" not in sys.modules or not _has("act")(agent):
@@ -135,6 +150,7 @@ _STYLES: tuple[tuple[Callable[[object], bool], Callable[[object, ActionTerms, bo
     (_has("get_distribution", "predict_values"), _sb3),
     (_has("distribution"), _distribution),
     (_takes_action("get_action_and_value"), _captured("get_action_and_value")),
+    (_takes_state, _recurrent),
     (_takes_action("forward"), _captured("forward")),
     (_has("act", "get_parameters"), _numpy),
     (_acts_in_torch, _acting),
@@ -156,8 +172,9 @@ def _refusal(agent: object) -> str:
     return (
         f"the agent ({type(agent).__name__}) has none of the methods that ClusterEnv acts with: "
         "get_distribution(obs) with predict_values(obs); distribution(obs); "
-        "get_action_and_value(obs, action=None); forward(obs, action=None) that gives "
-        "(action, log_prob, entropy, value); act(obs) with get_parameters(), or of an agent of torch. "
+        "get_action_and_value(obs, action=None), or (obs, state, done, action=None); "
+        "forward(obs, action=None) that gives (action, log_prob, entropy, value); "
+        "act(obs) with get_parameters(), or of an agent of torch. "
         f"It has: {', '.join(found) or 'no public methods'}.{near} Add one, for example:\n\n"
         "    class Agent(torch.nn.Module):\n"
         "        def distribution(self, obs):\n"

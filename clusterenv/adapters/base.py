@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +19,8 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 P = ParamSpec("P")
 R = TypeVar("R")
+Leaves = Sequence[Array]
+"""The parts of an agent's state, [n, ...] each; none for an agent without one."""
 Nested = Any
 """A batch nested as its space nests: an array or tensor, or a dict or tuple of them."""
 Agent = Any
@@ -37,6 +39,8 @@ class Acted:
     """[n], NaN where the agent has none."""
     params: Floats | None
     """[n, P] of the distribution that the actions were drawn from, where its family is known."""
+    state: list[Array] = field(default_factory=list)
+    """Leaves [n, ...] of what the agent remembers from here on; none for an agent without state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class AgentAdapter(Protocol):
     """An agent of any style. `obs` is a nested batch of NumPy arrays.
 
     `env_ids` [n] are the global numbers of the environments that the rows come from; a method of the agent
-    that has a parameter of this name is given them.
+    that has a parameter of this name is given them. `state` is what a recurrent agent remembers of what came
+    before `obs`.
 
     No call but `load_state` changes a learner's own agent, its gradients, its train or eval mode, or torch's
     global generators.
@@ -71,20 +76,37 @@ class AgentAdapter(Protocol):
     def values_apart(self) -> bool:
         """Whether values cost a pass of their own, so that those of many observations at once are cheaper."""
 
-    def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
+    def initial_state(self, rows: int) -> list[Array]:
+        """Leaves [rows, ...] of a recurrent agent's state at the begin of an episode; none for others."""
+
+    def nest_state(self, leaves: Leaves) -> Nested:
+        """Leaves [n, ...] nested as the agent nests its state, the environments first; None for others."""
+
+    def act(
+        self,
+        obs: Nested,
+        *,
+        seed: int,
+        env_ids: Ints,
+        steps: Ints,
+        with_values: bool = True,
+        state: Leaves = (),
+    ) -> Acted:
         """Actions for n environments.
 
         Where the family is known, the noise of row i depends on `seed`, `env_ids[i]` and `steps[i]` alone.
         Without `with_values`, values are NaN where they would cost a pass of their own.
         """
 
-    def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
+    def parameters(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats | None:
         """Distribution parameters [n, P], if the family is known."""
 
-    def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
+    def evaluate(
+        self, obs: Nested, actions: Array, *, env_ids: Ints | None = None, state: Leaves = ()
+    ) -> Evaluated:
         """Log-probabilities of `actions` (in the environments' terms) and values."""
 
-    def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
+    def values(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats:
         """Values [n], NaN if the agent has none."""
 
     def state(self) -> dict[str, Array]:
@@ -129,6 +151,19 @@ def agent_errors(method: Callable[P, R]) -> Callable[P, R]:
             raise AgentError(f"the agent ({name}) failed: {type(error).__name__}: {error}") from error
 
     return guarded
+
+
+def refuse_state(agent: Agent) -> None:
+    """Return if the agent has no state.
+
+    Raises:
+        AgentError: if it has.
+    """
+    if callable(getattr(agent, "initial_state", None)):
+        raise AgentError(
+            "the agent has initial_state, but only act, which takes no state; recurrent agents have "
+            "distribution(obs, state), or get_action_and_value(obs, state, done, action=None)"
+        )
 
 
 def takes_env_ids(agent: Agent, name: str) -> bool:

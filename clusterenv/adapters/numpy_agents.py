@@ -17,10 +17,12 @@ from clusterenv.adapters.base import (
     Evaluated,
     Floats,
     Ints,
+    Leaves,
     Nested,
     agent_errors,
     column,
     nothing,
+    refuse_state,
     rows_of,
     takes_env_ids,
 )
@@ -38,7 +40,12 @@ class NumpyAdapter:
     """
 
     def __init__(self, agent: Agent, terms: ActionTerms, *, own: bool) -> None:
-        """Adapt `agent`, whose methods were found to fit."""
+        """Adapt `agent`, whose methods were found to fit.
+
+        Raises:
+            AgentError: if it has a state, which `act` does not take.
+        """
+        refuse_state(agent)
         self._agent = agent
         self._terms = terms
         self._own = own
@@ -57,13 +64,30 @@ class NumpyAdapter:
         """A Gaussian's, if the agent's `noise_std` asked for noise."""
         return self._family
 
+    def initial_state(self, _: int) -> list[Array]:
+        """None: such an agent has no state."""
+        return []
+
+    def nest_state(self, _: Leaves) -> Nested:
+        """None: such an agent has no state."""
+        return None
+
     @property
     def values_apart(self) -> bool:
         """Whether `value` gives them."""
         return self._has("value")
 
     @agent_errors
-    def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
+    def act(
+        self,
+        obs: Nested,
+        *,
+        seed: int,
+        env_ids: Ints,
+        steps: Ints,
+        with_values: bool = True,
+        state: Leaves = (),
+    ) -> Acted:
         """What the agent does; its noise is its own affair, unless it has a `noise_std`."""
         rows = len(env_ids)
         params = self._params(obs, env_ids)
@@ -105,7 +129,7 @@ class NumpyAdapter:
         return self._terms.checked(self._terms.exact(np.asarray(actions), rows))
 
     @agent_errors
-    def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
+    def parameters(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats | None:
         """Distribution parameters [n, P] of an agent with a `noise_std`; else None."""
         return self._params(obs, env_ids)
 
@@ -120,7 +144,9 @@ class NumpyAdapter:
         return np.concatenate([means.reshape(rows, -1), log_stds], axis=1, dtype=np.float32)
 
     @agent_errors
-    def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
+    def evaluate(
+        self, obs: Nested, actions: Array, *, env_ids: Ints | None = None, state: Leaves = ()
+    ) -> Evaluated:
         """What its `log_prob` and `value` say; NaN without them."""
         values = self.values(obs, env_ids=env_ids) if self._has("value") else nothing(len(actions))
         return Evaluated(self._log_probs(obs, actions, env_ids), values)
@@ -135,7 +161,7 @@ class NumpyAdapter:
         return column(np.asarray(self._call("log_prob", obs, actions, env_ids=env_ids)), rows, "log_prob")
 
     @agent_errors
-    def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
+    def values(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats:
         """Values [n] by `value`; else those that `act` gives, on a worker's copy; else NaN."""
         rows = rows_of(obs)
         if self._has("value"):

@@ -20,6 +20,7 @@ from clusterenv.adapters.base import (
     Evaluated,
     Floats,
     Ints,
+    Leaves,
     Nested,
     agent_errors,
     nothing,
@@ -35,6 +36,7 @@ from clusterenv.adapters.reading import (
     to_array,
     to_column,
 )
+from clusterenv.adapters.recurrent import AgentState, same_shapes
 from clusterenv.adapters.tensors import (
     export_state,
     import_state,
@@ -51,6 +53,8 @@ from clusterenv.errors import AgentError
 TOLERANCE = 1e-5
 """Difference of log-probabilities, absolute and relative, up to which ours counts as the agent's."""
 
+METHODS = ("distribution", "get_distribution", "get_action_and_value", "forward", "act", "value", "get_value")
+
 
 class TorchAdapter:
     """What all torch agents share: state, pickling, and what a call may touch.
@@ -59,6 +63,8 @@ class TorchAdapter:
     """
 
     values_apart = False
+    state_axis = 0
+    """Where states have the environments."""
 
     def __init__(self, agent: Agent, terms: ActionTerms, *, own: bool) -> None:
         """Adapt `agent`, whose methods were found to fit."""
@@ -69,7 +75,11 @@ class TorchAdapter:
         self._whole = not (state_tensors(agent) or modules_of(agent))
         self._family: Family | None = None
         self._takes_env_ids: dict[str, bool] = {}
-        self._fused = Fused(watch=own)
+        self._recurrent = self._has_state()
+        self._agent_state = AgentState(agent, self.state_axis)
+        # What depends on more than the observations cannot be found by watching how they are used.
+        asks = any(takes_env_ids(agent, name) for name in METHODS)
+        self._fused = Fused(watch=own and not self._recurrent and not asks)
         if own:
             for module in modules_of(agent):
                 module.eval()
@@ -83,6 +93,34 @@ class TorchAdapter:
     def family(self) -> Family | None:
         """The family of its distributions, once found."""
         return self._family
+
+    @agent_errors
+    def initial_state(self, rows: int) -> list[Array]:
+        """Leaves [rows, ...] of the state at the begin of an episode; none if the agent has no state."""
+        if not self._recurrent:
+            return []
+        with self._session():
+            return self._agent_state.initial(rows)
+
+    def nest_state(self, leaves: Leaves) -> Nested:
+        """Leaves [n, ...] nested as the agent nests its state; None if it has none."""
+        if not self._recurrent:
+            return None
+        with self._session():
+            return self._agent_state.nest(leaves)
+
+    def _has_state(self) -> bool:
+        return callable(getattr(self._agent, "initial_state", None))
+
+    def _remembered(self, state: Leaves) -> tuple[Nested, ...]:
+        """What methods are given beside the observations: the state, of an agent that has one."""
+        return (self._agent_state.tensors(state, *self._place),) if self._recurrent else ()
+
+    def _next_state(self, state: Nested, before: Leaves, rows: int) -> list[Array]:
+        """Leaves of the state that a method gave."""
+        leaves = self._agent_state.leaves(state, rows)
+        same_shapes(leaves, before)
+        return leaves
 
     @agent_errors
     def state(self) -> dict[str, Array]:
@@ -108,6 +146,7 @@ class TorchAdapter:
         """Act as the agent whose state this is."""
         if self._whole:
             self._agent = pickling.whole_agent(state)
+            self._agent_state = AgentState(self._agent, self.state_axis)
         else:
             import_state(self._agent, state)
         self._fused.forget()
@@ -153,12 +192,25 @@ def close(ours: Floats, theirs: Floats, *, tolerance: float = TOLERANCE) -> bool
 
 
 class DistributionAdapter(TorchAdapter):
-    """An agent with `distribution(obs)`, one of torch or a list of them, and perhaps `value(obs)`."""
+    """An agent with `distribution(obs)`, one of torch or a list of them, and perhaps `value(obs)`.
+
+    With `initial_state(n)` it is recurrent: `distribution(obs, state)` gives (distribution, next state), and
+    `value(obs, state)` the value.
+    """
 
     values_apart = True
 
     @agent_errors
-    def act(self, obs: Nested, *, seed: int, env_ids: Ints, steps: Ints, with_values: bool = True) -> Acted:
+    def act(
+        self,
+        obs: Nested,
+        *,
+        seed: int,
+        env_ids: Ints,
+        steps: Ints,
+        with_values: bool = True,
+        state: Leaves = (),
+    ) -> Acted:
         """Draw from the parameters where the family is known; else the agent's distribution draws."""
         rows = len(env_ids)
         if not with_values and (known := self._fused.params(obs)) is not None:
@@ -167,7 +219,7 @@ class DistributionAdapter(TorchAdapter):
         with self._session():
             inputs = self._inputs(obs)
             with self._fused.watching(inputs):
-                distribution = self._distribution(inputs, env_ids)
+                distribution, next_state = self._distribution(inputs, env_ids, state)
             params = self._params(distribution, rows)
             self._fused.learn(obs, self._family, params, self._plain(distribution))
             if params is not None and self._family is not None:
@@ -176,41 +228,59 @@ class DistributionAdapter(TorchAdapter):
                 with keyed_noise(self._place[0], seed, env_ids, steps):
                     drawn = sampled(distribution)
                 actions, log_probs = to_array(drawn), joint_log_prob(distribution, drawn, rows)
-            values = self._values(inputs, rows, env_ids) if with_values else nothing(rows)
+            values = self._values(inputs, rows, env_ids, state) if with_values else nothing(rows)
         taken = self._terms.to_env(actions, rows)
-        return Acted(taken if params is not None else self._terms.checked(taken), log_probs, values, params)
+        if params is None:
+            taken = self._terms.checked(taken)
+        return Acted(taken, log_probs, values, params, next_state)
 
     @agent_errors
-    def parameters(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats | None:
+    def parameters(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats | None:
         """Distribution parameters [n, P] in memory of their own."""
         with self._session():
-            params = self._params(self._distribution(self._inputs(obs), env_ids), rows_of(obs))
+            distribution, _ = self._distribution(self._inputs(obs), env_ids, state)
+            params = self._params(distribution, rows_of(obs))
         return None if params is None else params.copy()
 
     @agent_errors
-    def evaluate(self, obs: Nested, actions: Array, *, env_ids: Ints | None = None) -> Evaluated:
+    def evaluate(
+        self, obs: Nested, actions: Array, *, env_ids: Ints | None = None, state: Leaves = ()
+    ) -> Evaluated:
         """The agent's own log-probabilities, and values."""
         rows = len(actions)
         with self._session():
             inputs = self._inputs(obs)
-            distribution = self._distribution(inputs, env_ids)
+            distribution, _ = self._distribution(inputs, env_ids, state)
             log_probs = self._log_probs(distribution, self._terms.to_family(actions), rows)
-            return Evaluated(log_probs, self._values(inputs, rows, env_ids))
+            return Evaluated(log_probs, self._values(inputs, rows, env_ids, state))
 
     @agent_errors
-    def values(self, obs: Nested, *, env_ids: Ints | None = None) -> Floats:
+    def values(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats:
         """Values [n], NaN if the agent has none."""
         with self._session():
-            return self._values(self._inputs(obs), rows_of(obs), env_ids)
+            return self._values(self._inputs(obs), rows_of(obs), env_ids, state)
 
-    def _distribution(self, inputs: Nested, env_ids: Ints | None) -> AnyDistribution:
-        distribution = self._agent.distribution(inputs, **self._env_ids("distribution", env_ids))
+    def _distribution(
+        self, inputs: Nested, env_ids: Ints | None, state: Leaves
+    ) -> tuple[AnyDistribution, list[Array]]:
+        """The agent's distribution, and leaves of its next state."""
+        asked = self._env_ids("distribution", env_ids)
+        distribution = self._agent.distribution(inputs, *self._remembered(state), **asked)
+        next_state: list[Array] = []
+        if self._recurrent:
+            if not (isinstance(distribution, tuple) and len(distribution) == 2):
+                raise AgentError(
+                    "the agent has initial_state, but its distribution(obs, state) gave "
+                    f"{type(distribution).__name__}; expected (distribution, next state)"
+                )
+            next_state = self._next_state(distribution[1], state, len(state[0]))
+            distribution = distribution[0]
         if not (isinstance(distribution, list | tuple) or hasattr(distribution, "log_prob")):
             raise AgentError(
                 f"the agent's distribution(obs) gave {type(distribution).__name__}; "
                 "expected a torch.distributions.Distribution, such as Categorical or Independent(Normal, 1)"
             )
-        return distribution
+        return distribution, next_state
 
     def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
         """The distribution of torch that holds the parameters."""
@@ -233,11 +303,12 @@ class DistributionAdapter(TorchAdapter):
             taken = taken.reshape(distribution.batch_shape + distribution.event_shape)
         return joint_log_prob(distribution, taken, rows)
 
-    def _values(self, inputs: Nested, rows: int, env_ids: Ints | None) -> Floats:
+    def _values(self, inputs: Nested, rows: int, env_ids: Ints | None, state: Leaves) -> Floats:
         value = getattr(self._agent, "value", None)
         if value is None:
             return nothing(rows)
-        return to_column(value(inputs, **self._env_ids("value", env_ids)), rows, "value")
+        values = value(inputs, *self._remembered(state), **self._env_ids("value", env_ids))
+        return to_column(values, rows, "value")
 
 
 class SB3Adapter(DistributionAdapter):
@@ -256,8 +327,14 @@ class SB3Adapter(DistributionAdapter):
         to_tensor = getattr(self._agent, "obs_to_tensor", None)
         return super()._inputs(obs) if to_tensor is None else to_tensor(obs)[0]
 
-    def _distribution(self, inputs: Nested, env_ids: Ints | None) -> AnyDistribution:
-        return self._agent.get_distribution(inputs, **self._env_ids("get_distribution", env_ids))
+    def _has_state(self) -> bool:
+        return False
+
+    def _distribution(
+        self, inputs: Nested, env_ids: Ints | None, _: Leaves
+    ) -> tuple[AnyDistribution, list[Array]]:
+        asked = self._env_ids("get_distribution", env_ids)
+        return self._agent.get_distribution(inputs, **asked), []
 
     def _plain(self, distribution: AnyDistribution) -> AnyDistribution:
         return getattr(distribution, "distribution", None)
@@ -282,6 +359,6 @@ class SB3Adapter(DistributionAdapter):
         actions, ours = draw(self._family, params, seed=0, env_ids=count, steps=np.zeros_like(count))
         return close(ours, joint_log_prob(distribution, self._action_tensor(actions), rows))
 
-    def _values(self, inputs: Nested, rows: int, env_ids: Ints | None) -> Floats:
+    def _values(self, inputs: Nested, rows: int, env_ids: Ints | None, _: Leaves) -> Floats:
         values = self._agent.predict_values(inputs, **self._env_ids("predict_values", env_ids))
         return to_column(values, rows, "predict_values")

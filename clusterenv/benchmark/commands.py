@@ -12,6 +12,7 @@ from clusterenv.benchmark.aaps import AapsSweep
 from clusterenv.benchmark.aaps_report import AapsReport
 from clusterenv.benchmark.aaps_weights import WeightsBenchmark
 from clusterenv.benchmark.discovery import DiscoveryBenchmark
+from clusterenv.benchmark.profile import ProfileBenchmark
 from clusterenv.benchmark.rollout import RolloutBenchmark
 from clusterenv.errors import ClusterEnvError
 from clusterenv_registry import RegistryError
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "aaps-report": AapsReport,
     "aaps-weights": WeightsBenchmark,
     "discovery": DiscoveryBenchmark,
+    "profile": ProfileBenchmark,
     "rollout": RolloutBenchmark,
 }
 

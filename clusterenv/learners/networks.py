@@ -214,5 +214,5 @@ def _flatten(space: gym.Space[Any], obs: Obs) -> Tensor:
             return functional.one_hot(rows, int(space.n)).float()
         case _:
             rows = torch.as_tensor(obs, dtype=torch.float32)
-            lead = rows.ndim - len(space.shape or ())
-            return rows if len(space.shape or ()) == 1 else rows.reshape(*rows.shape[:lead], -1)
+            shape = space.shape or ()
+            return rows.reshape(*rows.shape[: rows.ndim - len(shape)], math.prod(shape))

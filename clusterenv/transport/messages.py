@@ -105,6 +105,7 @@ class FragmentReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to RolloutCommand, and one of many to StreamCommand. Frames: Fragment.frames()."""
 
     policy: PolicyInfo
+    num_sampled: Count
     fragment: Count
     num_steps: Count
     num_final: Count
@@ -230,10 +231,12 @@ class AgentMessage(Message, frozen=True, kw_only=True):
 class Reference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Version v of the learner's policy on the states of one sample; a frame holds θ_v [rows, P] float32.
 
-    Without a family the frame holds log π_v [rows] float32 of the actions that were taken there.
+    Without a family the frame holds log π_v [rows] float32 of the actions that were taken there. The sample
+    is of present observations, unless the worker has `kept` it.
     """
 
     sample: Count
+    kept: bool
     rows: Count
     family: Word | None
     family_sizes: Counts

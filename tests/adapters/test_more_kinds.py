@@ -230,3 +230,54 @@ def test_agent_of_torch_that_acts_with_a_discrete_action() -> None:
     assert set(acted.actions.tolist()) <= {5, 6, 7}
     assert np.isfinite(acted.values).all()
     assert np.isnan(acted.log_probs).all()
+
+
+class NoMemory(nn.Module):
+    """Takes a state, but nobody can tell what it is."""
+
+    def get_action_and_value(self, x: Tensor, state: Any, done: Tensor, action: Any = None) -> Any: ...
+
+
+class ActsWithMemory(Actor):
+    def initial_state(self, n: int) -> Tensor:
+        return torch.zeros(n, 1)
+
+
+class ForgetsItsState(nn.Module):
+    def initial_state(self, n: int) -> Tensor:
+        return torch.zeros(n, 1)
+
+    def distribution(self, obs: Tensor, state: Tensor) -> Any:
+        return Categorical(logits=obs)
+
+
+class ChangesItsShape(ForgetsItsState):
+    def distribution(self, obs: Tensor, state: Tensor) -> Any:
+        return Categorical(logits=obs), torch.zeros(len(obs), 2)
+
+
+class OneStateForAll(ForgetsItsState):
+    def initial_state(self, n: int) -> Tensor:
+        return torch.zeros(7)
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (
+            NoMemory(),
+            "takes a state and has 0 recurrent modules; expected one LSTM or GRU, or a method initial_",
+        ),
+        (ActsWithMemory(), "has initial_state, but only act, which takes no state"),
+        (ForgetsItsState(), r"gave Categorical; expected \(distribution, next state\)"),
+        (ChangesItsShape(), r"next state has parts .*\(64, 2\).*; expected .*\(64, 1\)"),
+        (OneStateForAll(), r"a part of shape \(7,\); expected 64 environments at axis 0"),
+    ],
+)
+def test_states_that_cannot_work_are_refused(agent: object, message: str) -> None:
+    def begin() -> None:
+        _, worker = pair(agent, TORQUES if isinstance(agent, Actor) else spaces.Discrete(3))
+        worker.act(OBS, seed=1, env_ids=IDS, steps=IDS, state=worker.initial_state(ROWS))
+
+    with pytest.raises(AgentError, match=message):
+        begin()

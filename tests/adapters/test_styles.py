@@ -415,8 +415,8 @@ def test_useless_agent_is_refused_with_what_is_missing() -> None:
         assert part in message
 
 
-class Recurrent(nn.Module):
-    def get_action_and_value(self, x: Any, lstm_state: Any, done: Any, action: Any = None) -> None: ...
+class NeedsMore(nn.Module):
+    def get_action_and_value(self, x: Any, goal: Any, action: Any = None) -> None: ...
 
 
 class OnlyActs:
@@ -430,7 +430,7 @@ class Model:
 @pytest.mark.parametrize(
     ("agent", "hint"),
     [
-        (Recurrent(), r"cannot be called as \(obs\) and as \(obs, action\)"),
+        (NeedsMore(), r"cannot be called as \(obs\) and as \(obs, action\)"),
         (OnlyActs(), "`act` needs `get_parameters"),
         (Model(), "pass its `policy`"),
         (nn.Linear(5, 2), "no public methods|forward"),

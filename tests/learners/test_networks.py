@@ -45,6 +45,19 @@ def test_features_flatten_every_observation_and_keep_leading_axes(
     np.testing.assert_allclose(features.reshape(-1, size), np.stack(flat), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("space", "size"), OBSERVATIONS.values(), ids=OBSERVATIONS)
+def test_features_of_no_observations_have_no_rows(space: gym.Space[Any], size: int) -> None:
+    nothing = _batch(space, [space.sample()], (1,))
+    agent = Agent(space, TWO)
+    assert agent.features(_cut(nothing)).shape == (0, size)
+
+
+def _cut(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _cut(part) for key, part in batch.items()}
+    return tuple(map(_cut, batch)) if isinstance(batch, tuple) else batch[:0]
+
+
 def _batch(space: gym.Space[Any], samples: list[Any], lead: tuple[int, ...]) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _batch(part, [sample[key] for sample in samples], lead) for key, part in space.items()}

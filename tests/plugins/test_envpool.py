@@ -8,9 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.venvs import ROOT, run, venv_with
+from tests.plugins.installed import PLUGINS, ROOT, install_plugin, run
 
-PLUGIN = ROOT / "plugins" / "clusterenv-envpool"
+PLUGIN = PLUGINS / "clusterenv-envpool"
+
+NEEDED = (
+    "envpool",
+    "envpool-assets",
+    "envpool-assets-mujoco-large",
+    "attrs",
+    "dm-env",
+    "dm-tree",
+    "glfw",
+    "optree",
+    "wrapt",
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -49,18 +61,10 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a virtual environment with the plugin and EnvPool, less one set of models."""
-    needed = (
-        "envpool",
-        "envpool-assets",
-        "envpool-assets-mujoco-large",
-        "attrs",
-        "dm-env",
-        "dm-tree",
-        "glfw",
-        "optree",
-        "wrapt",
-    )
-    return venv_with("clusterenv-envpool", tmp_path_factory.mktemp("venv"), *needed)
+    python = install_plugin(PLUGIN, tmp_path_factory.mktemp("venv"))
+    words = ["-m", "pip", "install", "-q", "--no-deps", "-c", str(ROOT / ".ci" / "constraints.txt")]
+    run(python, *words, *NEEDED)
+    return python
 
 
 def test_it_is_listed_with_its_environments(python: Path) -> None:

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.venvs import ROOT, run, venv_with
+from tests.plugins.installed import PLUGINS, install_plugin, run
 
-PLUGIN = ROOT / "plugins" / "clusterenv-minimal"
+PLUGIN = PLUGINS / "clusterenv-minimal"
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a virtual environment with the plugin."""
-    return venv_with("clusterenv-minimal", tmp_path_factory.mktemp("venv"))
+    return install_plugin(PLUGIN, tmp_path_factory.mktemp("venv"))
 
 
 def test_it_is_listed_with_its_owner(python: Path) -> None:

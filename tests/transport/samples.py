@@ -22,7 +22,7 @@ POLICY = m.PolicyInfo(
     check_s=0.002,
     kl_threshold=0.05,
 )
-REFERENCE = m.Reference(sample=3, rows=2, family="categorical", family_sizes=[2])
+REFERENCE = m.Reference(sample=3, kept=True, rows=2, family="categorical", family_sizes=[2])
 THETA = np.array([[0.5, -0.5], [1.0, 2.0]], dtype=np.float32)
 
 SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
@@ -62,6 +62,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (
             m.FragmentReply(
                 policy=POLICY,
+                num_sampled=0,
                 fragment=9,
                 num_steps=2,
                 num_final=1,

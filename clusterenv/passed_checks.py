@@ -1,0 +1,55 @@
+"""Wrappers that Gymnasium adds only to check an environment, left out of its steps once it has passed them.
+
+They stay where they are, for whoever asks for them; what they wrap is called in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import gymnasium as gym
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
+
+Env = gym.Env[Any, Any]
+Wrapper = gym.Wrapper[Any, Any, Any, Any]
+
+
+def leave_out(env: Env) -> list[Wrapper] | None:
+    """The wrappers that steps of `env` pass by from now on; None while some have something left to check."""
+    checks = []
+    layer = env
+    while isinstance(layer, gym.Wrapper):
+        passed = _PASSED.get(type(layer))
+        if passed is not None:
+            if not passed(layer):
+                return None
+            checks.append(layer)
+        layer = layer.env
+    # Innermost first, so that each finds below it what is really called; a `step` set by others stays.
+    free = [check for check in reversed(checks) if "step" not in vars(check)]
+    for check in free:
+        check.step = check.env.step  # type: ignore[method-assign]
+    return free
+
+
+def put_back(checks: Sequence[Wrapper]) -> None:
+    """Steps go through these wrappers again."""
+    for check in checks:
+        vars(check).pop("step", None)
+
+
+def _has_checked(wrapper: Any) -> bool:  # noqa: ANN401 - attributes that versions of Gymnasium add
+    reuse = getattr(wrapper, "checked_data_reuse", True)
+    return bool(wrapper.checked_reset and wrapper.checked_step and reuse)
+
+
+def _has_reset(wrapper: Any) -> bool:  # noqa: ANN401 - as above
+    return bool(wrapper.has_reset)
+
+
+_PASSED: Final[dict[type, Callable[[Any], bool]]] = {
+    PassiveEnvChecker: _has_checked,
+    OrderEnforcing: _has_reset,
+}
+"""Only these very classes: a subclass may do more."""
