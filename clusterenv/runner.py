@@ -13,8 +13,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv import adapters, policy, shard_calls
-from clusterenv.adapters import Acted, AgentAdapter
+from clusterenv import adapters, shard_calls
+from clusterenv.adapters import Acted
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.commands import (
     Abandoned,
@@ -30,7 +30,6 @@ from clusterenv.commands import (
     GiveUp,
     LoadState,
     News,
-    NewWeights,
     Observe,
     Reply,
     Reset,
@@ -40,11 +39,9 @@ from clusterenv.commands import (
     SetAttr,
     Step,
 )
-from clusterenv.distributions import Family
-from clusterenv.episode_policies import EpisodePolicies
 from clusterenv.errors import AgentError, EnvError, StateError
-from clusterenv.memory import Memory
 from clusterenv.recording import Recording
+from clusterenv.runner_policy import RunnerPolicy
 from clusterenv.shard import Shard
 from clusterenv.vector_shard import VectorShard
 
@@ -61,12 +58,6 @@ class Runner:
         self._setup = setup
         self._own_process = own_process
         self._shard: AnyShard | None = None
-        self._adapter: AgentAdapter | None = None
-        self._agent_blob = b""
-        self._family: Family | None = None
-        self._version = 0
-        self._new_weights: NewWeights | None = None
-        self._episodes: EpisodePolicies | None = None
         self._bounds: tuple[Array, Array] | None = None  # of Box actions
         self.abandoned = False
         """Nobody waits for the answer any more: a rollout ends after the step under way."""
@@ -78,7 +69,8 @@ class Runner:
         self._noise_seed = setup.noise_seed
         self._env_ids = np.arange(setup.first_env, setup.first_env + setup.num_envs, dtype=np.int64)
         self._steps = np.zeros(setup.num_envs, np.int64)
-        self._memory = Memory(setup.num_envs)
+        self._policy = RunnerPolicy(setup.num_envs)
+        self._memory = self._policy.memory
         self._returns = np.zeros(setup.num_envs, np.float64)
         self._lengths = np.zeros(setup.num_envs, np.int64)
 
@@ -121,7 +113,7 @@ class Runner:
         if isinstance(news, GiveUp):
             self._given_up = True
         else:
-            self._new_weights = news
+            self._policy.take(news)
 
     def close(self) -> None:
         """All environments are closed."""
@@ -178,51 +170,23 @@ class Runner:
             adapters.prepare_runner()
         with self._envs() as shard:
             spaces = shard.single_observation_space, shard.single_action_space
-            self._adapter = adapters.loads(command.blob, *spaces)
-        self._agent_blob = command.blob
-        self._family = None
-        self._version = 0
-        self._new_weights = self._episodes = None
-        self._memory.agent_changed()
+            self._policy.set_agent(partial(adapters.loads, command.blob, *spaces))
         return Done()
 
     def _load_state(self, command: LoadState) -> Done:
-        adapter = self._agent()
-        adapter.load_state(policy.decode_state(command.state))
-        self._memory.weights_changed(adapter)
-        self._version = command.version
-        self._new_weights = self._episodes = None
+        self._policy.load(command.version, command.state)
         return Done()
 
-    def _adopt_new_weights(self) -> None:
-        """Weights that have come act from now on, or where an episode that others began has ended."""
-        news, self._new_weights = self._new_weights, None
-        if news is None:
-            return
-        state = policy.decode_state(news.state)
-        if self._episodes is not None and self._episodes.keep(self._version, self._agent()):
-            with self._envs() as shard:
-                spaces = shard.single_observation_space, shard.single_action_space
-                self._adapter = adapters.loads(self._agent_blob, *spaces)
-        self._agent().load_state(state)
-        self._memory.weights_changed(self._agent())
-        self._version = news.version
-
-    def _act_alike(self) -> None:
-        """All rows act with the newest weights."""
-        self._adopt_new_weights()
-        self._episodes = None
-
     def _evaluate(self, _: Evaluate) -> EvaluateBatch:
-        self._act_alike()
-        adapter = self._agent()
+        self._policy.begin(None)
+        adapter = self._policy.adapter
         with self._envs() as shard:
             obs = shard.obs_layout.nest(shard.obs)
             params = adapter.parameters(obs, env_ids=self._env_ids, state=self._memory.before_act())
         return EvaluateBatch(params=params, family=None if params is None else adapter.family)
 
     def _act(self, _: Act) -> ActBatch:
-        self._act_alike()
+        self._policy.begin(None)
         with self._envs() as shard:
             state = self._memory.before_act()
             acted = self._decide(shard.obs_layout.nest(shard.obs), state, with_values=True)
@@ -232,9 +196,9 @@ class Runner:
                 actions=[acted.actions],
                 log_probs=acted.log_probs,
                 values=acted.values,
-                policy_version=self._version,
+                policy_version=self._policy.version,
                 params=acted.params,
-                family=self._agent().family,
+                family=self._policy.adapter.family,
                 state=state,
             )
 
@@ -256,12 +220,8 @@ class Runner:
             self._memory.begins &= ~shard.ended
             layouts = shard.obs_layout, shard.action_layout
             self._given_up = False
-            self._adopt_new_weights()
+            self._policy.begin(command.sync_at)
             record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
-            if command.sync_at != "episode":
-                self._episodes = None
-            elif self._episodes is None:
-                self._episodes = EpisodePolicies(shard.num_envs, self._version)
             if command.sync_at in ("step", "episode"):
                 record.versions = np.empty((command.num_steps, shard.num_envs), np.int64)
             try:
@@ -271,13 +231,13 @@ class Runner:
                 episodes = record.count_episodes(self._returns, self._lengths)
             if record.steps_done < command.num_steps:
                 return Abandoned()
-            adapter = self._agent()
+            adapter = self._policy.adapter
             return record.fragment(
                 adapter.values,
                 all_values=adapter.values_apart and record.versions is None,
-                policy_version=self._version,
+                policy_version=self._policy.version,
                 episodes=episodes,
-                family=self._family,
+                family=self._policy.family,
             )
 
     def _fill(self, record: Recording, shard: AnyShard, command: Collect) -> None:
@@ -301,8 +261,8 @@ class Runner:
                     return
             try:
                 if record.versions is not None:
-                    self._adopt_new_weights()
-                    record.versions[t] = self._version if self._episodes is None else self._episodes.versions
+                    self._policy.adopt_news()
+                    record.versions[t] = self._policy.versions
                 acted = self._decide(nest(obs), record.state_at(t), with_values=record.versions is not None)
             except BaseException:
                 _copy(obs, shard.obs)
@@ -321,19 +281,16 @@ class Runner:
                 record.final_obs,
             )
             record.close_step(shard.ended)
-            if self._episodes is not None:
-                ended = record.terminations[t] | record.truncations[t]
-                self._episodes.begin_episodes(ended, self._version)
+            if record.versions is not None:
+                self._policy.end_episodes(record.terminations[t] | record.truncations[t])
         _copy(shard.obs, record.obs_at(num_steps))
 
     # --- helpers -------------------------------------------------------------------------------------------
 
     def _decide(self, obs: Nested, state: list[Array], *, with_values: bool) -> Acted:
         """The policy's actions on a nested batch of observations of all rows, and what it remembers."""
-        adapter = self._agent()
         self._acts += 1
-        acts = adapter.act if self._episodes is None else partial(self._episodes.act, adapter)
-        acted = acts(
+        acted = self._policy.act(
             obs,
             seed=self._noise_seed,
             env_ids=self._env_ids,
@@ -342,7 +299,6 @@ class Runner:
             state=state,
         )
         self._steps += 1
-        self._family = adapter.family or self._family
         return acted
 
     def _clip(self, actions: Array) -> Array:
@@ -352,11 +308,6 @@ class Runner:
         low, high = self._bounds
         clipped: Array = np.minimum(np.maximum(actions, low), high)
         return clipped
-
-    def _agent(self) -> AgentAdapter:
-        if self._adapter is None:
-            raise StateError("no agent has been set")
-        return self._adapter
 
     @contextlib.contextmanager
     def _envs(self) -> Iterator[AnyShard]:

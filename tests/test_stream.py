@@ -77,7 +77,7 @@ def test_fragments_of_a_worker_follow_each_other_without_a_gap(launcher: LocalCo
             steps = np.concatenate(parts)
             np.testing.assert_array_equal(steps, np.arange(len(steps)) % 7)
         obs = env.step(env.action_space.sample())[0]
-        np.testing.assert_array_equal(env.rollout(Coin(), 2).obs[0], obs)
+        np.testing.assert_array_equal(env.rollout(Coin(), 2).obs[0], obs % 7)
 
 
 def test_batch_has_the_columns_of_its_fragments_in_the_order_of_arrival() -> None:

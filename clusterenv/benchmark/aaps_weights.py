@@ -25,6 +25,7 @@ from clusterenv.errors import ConfigError
 from clusterenv.policy import encode_state
 
 ACTIONS = 6
+PLAIN = "plain"
 Words = NDArray[np.uint32]
 Combine = Callable[[Words, Words], Words]
 Recode = Callable[[bytes], bytes]
@@ -173,8 +174,8 @@ class Measured:
     pays_below_mbit_s: float = field(default=0.0)
 
     def text(self) -> str:
-        """A row of the table; `pays below` is the rate of the link at which time saved is time spent."""
-        pays = "-" if self.packed_bytes >= self.plain_bytes else f"{self.pays_below_mbit_s:,.0f} Mbit/s"
+        """A row of the table; `pays below`: the rate of a link at which the time saved is the time spent."""
+        pays = "-" if self.way == PLAIN else f"{self.pays_below_mbit_s:,.0f} Mbit/s"
         return (
             f"| {self.learning_rate:g} | {self.updates} | {self.way} | {self.packed_bytes:,} "
             f"| {self.packed_bytes / self.plain_bytes:.1%} | {self.pack_us / 1000:.1f} ms "
@@ -218,7 +219,7 @@ def ways() -> list[Way]:
         "lzma 0": (lambda data: lzma.compress(data, preset=0), lzma.decompress),
         **_installed(),
     }
-    found = [Way("plain", lambda _, newest: newest.tobytes(), lambda _, data: np.frombuffer(data, np.uint32))]
+    found = [Way(PLAIN, lambda _, newest: newest.tobytes(), lambda _, data: np.frombuffer(data, np.uint32))]
     for name, (compress, decompress) in compressions.items():
         for how, (forth, back) in _DIFFERENCES.items():
             found.append(_way(f"{how}, {name}", forth, back, compress, decompress))
