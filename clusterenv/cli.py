@@ -79,7 +79,10 @@ def _is_expected(error: Exception) -> bool:
 
 def _train(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        sys.stderr.write("usage: clusterenv train ALGO [options]; `clusterenv train ppo --help` lists them\n")
+        sys.stderr.write(
+            "usage: clusterenv train ALGO [options]; ALGO is ppo, a2c, a3c, impala, dqn or sac;"
+            " `clusterenv train ppo --help` lists the options of ppo\n"
+        )
         return 0 if words else REFUSED
     from clusterenv.learners import main
 
