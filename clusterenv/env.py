@@ -244,7 +244,7 @@ class ClusterEnv(Called):
         run = self._ready_for(agent)
         batch = self._call(lambda: run.acting.rollout(agent, int(num_steps)))
         run.send_recv.others_moved()
-        run.stepping.goes_on_from(batch.last_obs, batch.valid)
+        run.stepping.goes_on_from(batch.last_obs, batch.policy_version)
         return batch
 
     def stream(

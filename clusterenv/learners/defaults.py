@@ -70,10 +70,16 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "normalize_obs": False,
             "scale_rewards": False,
         },
-        "LunarLander-v3": {"total_steps": 1_000_000, "learning_rate": 2e-3, "gamma": 0.995},
+        "LunarLander-v3": {"total_steps": 1_000_000, "gamma": 0.995},
     },
     "dqn": {
-        "CartPole-v1": {"total_steps": 100_000, "replay_capacity": 20_000},
+        "CartPole-v1": {
+            "total_steps": 60_000,
+            "replay_capacity": 20_000,
+            "replay_ratio": 16.0,
+            "batch_size": 64,
+            "hidden": (64, 64),
+        },
         "LunarLander-v3": {"total_steps": 500_000, "gamma": 0.995},
     },
     "sac": {
