@@ -9,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, TypeVar
 
 from clusterenv.config import EnvConfig
@@ -311,13 +311,13 @@ class Head(Switchboard):
         with self._condition:
             return {} if self._intake is None else dict(self._intake.newest)
 
-    def announce(self, news: CommandFor) -> None:
-        """Tell each worker that streams of a new version."""
+    def announce(self, news: CommandFor, ranks: Container[int] | None = None) -> None:
+        """Tell each worker that streams, or those of `ranks`, of the newest version."""
         with self._condition:
             if self._intake is None:
                 return
             for peer in self.peers:
-                if self._intake.has(peer):
+                if self._intake.has(peer) and (ranks is None or peer.rank in ranks):
                     self._post(peer, *news(peer), self._intake.sequence)
 
     def next_fragment(self, timeout_s: float | None) -> Arrival | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -21,6 +21,7 @@ from clusterenv.head import Head
 from clusterenv.intake import Arrival
 from clusterenv.layout import SpaceLayout
 from clusterenv.outcomes import Fresh
+from clusterenv.policy_sync import compares
 from clusterenv.rollout import Part, Rollout, side_by_side
 from clusterenv.stepping import Stepping
 from clusterenv.transport import messages as m
@@ -151,6 +152,7 @@ class Streaming:
         self._parts: list[Arrival] = []
         self._announced = 0
         self._sampled: dict[int, tuple[Arrival, Sample]] = {}
+        self._compared: dict[int, tuple[int, int, int]] = {}
         self.opened = 0
         """Streams so far."""
         self.is_open = False
@@ -188,24 +190,47 @@ class Streaming:
         if agent is not self._agent:
             raise StateError("publish another agent than that of the open stream; close the stream first")
         snapshot = self._acting.publish(agent, known=True)
-        if snapshot.version != self._announced:
-            self._announced = snapshot.version
-            self._head.announce(self._acting.news(snapshot, self._samples()))
-        return snapshot.version
+        version = snapshot.version
+        is_new = version != self._announced
+        behind = self._behind(version)
+        if is_new or behind:
+            self._announced = version
+            samples = self._samples(behind)
+            self._head.announce(self._acting.news(snapshot, samples), None if is_new else samples)
+            for rank in samples:
+                self._compared[rank] = _comparison(behind[rank], version)
+        return version
 
-    def _samples(self) -> dict[int, Sample]:
-        """Of each worker that still acts with the policy of its last fragment, states of that."""
+    def _behind(self, version: int) -> dict[int, Arrival]:
+        """Fragments, by rank, of policies with which `version` has still to be compared."""
+        if not compares(self._config.sync):
+            return {}
+        return {
+            rank: arrival
+            for rank, arrival in self._newest().items()
+            if arrival.message.policy.policy_version != version
+            and self._compared.get(rank) != _comparison(arrival, version)
+        }
+
+    def _newest(self) -> dict[int, Arrival]:
+        """By rank, the last fragment of each worker that still acts with the policy of that."""
+        return {
+            rank: arrival
+            for rank, arrival in self._head.newest_fragments().items()
+            if arrival.peer.incarnation == arrival.incarnation
+            and arrival.peer.served_version <= arrival.message.policy.policy_version
+        }
+
+    def _samples(self, arrivals: Mapping[int, Arrival]) -> dict[int, Sample]:
+        """States of the fragments, by rank; none of those that have no rows to compare."""
         samples = {}
-        for rank, arrival in self._head.newest_fragments().items():
-            peer, message = arrival.peer, arrival.message
-            pulled_since = peer.served_version > message.policy.policy_version
-            if pulled_since or peer.incarnation != arrival.incarnation:
-                continue
+        for rank, arrival in arrivals.items():
             if rank not in self._sampled or self._sampled[rank][0] is not arrival:
                 fragment = self._read(arrival)
                 if fragment is None:
                     continue
-                self._sampled[rank] = (arrival, self._acting.sample(peer, message, fragment))
+                sample = self._acting.sample(arrival.peer, arrival.message, fragment)
+                self._sampled[rank] = (arrival, sample)
             if len(self._sampled[rank][1].env_ids):
                 samples[rank] = self._sampled[rank][1]
         return samples
@@ -262,13 +287,19 @@ class Streaming:
         """The stream has ended in all workers, and `step` and `rollout` go on from where it has left them."""
         if not self.is_open:
             return
-        self._acting.remember(self._samples())
+        self._acting.remember(self._samples(self._newest()))
         ends = self._head.end_stream()
         for arrival in self._parts:
             arrival.peer.late_fragments += 1
         self._parts, self._agent, self.is_open = [], None, False
         self._sampled.clear()
+        self._compared.clear()
         for ended in ends:
             self._head.read(
                 ended.peer, partial(self._stepping.stands_at, ended.peer, ended.frames), Fresh.SKIP
             )
+
+
+def _comparison(arrival: Arrival, version: int) -> tuple[int, int, int]:
+    """Of the policy that acted in a fragment with `version`: equal for equal policies of the same worker."""
+    return arrival.incarnation, arrival.message.policy.policy_version, version
