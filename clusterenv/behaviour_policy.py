@@ -56,7 +56,7 @@ class BehaviourPolicy:
         self._tell: Tell | None = None
         self._comparable: bool | None = None
         self._compared: tuple[int, int | None] | None = None
-        self._awaited_weights: Callable[[m.WeightsReply, Sequence[Any]], None] | None = None
+        self._awaited_weights: tuple[int, Callable[[m.WeightsReply, Sequence[Any]], None]] | None = None
 
     def start(self, welcome: m.Welcome) -> None:
         """The head's rule for pulls is known."""
@@ -103,8 +103,8 @@ class BehaviourPolicy:
         self._tell = tell
 
     def end_stream(self) -> None:
-        """The usual bound holds again, and the usual way of weights."""
-        self._stream_max_lag = self._tell = None
+        """The usual bound holds again, and the usual way of weights; no weights are awaited."""
+        self._stream_max_lag = self._tell = self._awaited_weights = None
 
     def start_over(self) -> None:
         """What comes is to depend on nothing that was: act next with the newest weights, number from 1."""
@@ -153,7 +153,7 @@ class BehaviourPolicy:
         self, message: m.ActCommand | m.RolloutCommand | m.Published, frames: Sequence[Any], act: Act
     ) -> None:
         """Pull weights if the rule asks for it, then `act`."""
-        if message.has_weights and self._version != message.version:
+        if message.has_weights and (self._version or 0) < message.version:
             self._forced = False
             self._load(message.version, frames[-1], SyncReason.BROADCAST, act)
             return
@@ -175,8 +175,8 @@ class BehaviourPolicy:
 
     def on_weights(self, reply: m.WeightsReply, frames: Sequence[Any]) -> None:
         """The weights that were asked for have come; others are not needed."""
-        if self._awaited_weights is not None:
-            proceed, self._awaited_weights = self._awaited_weights, None
+        if self._awaited_weights is not None and reply.version >= self._awaited_weights[0]:
+            (_, proceed), self._awaited_weights = self._awaited_weights, None
             proceed(reply, frames)
 
     def _current(self, batch: EvaluateBatch, reference: m.Reference) -> Said | None:
@@ -235,7 +235,10 @@ class BehaviourPolicy:
             act()
             return
         reason = decision.reason
-        self._awaited_weights = lambda reply, frames: self._load(reply.version, frames[0], reason, act)
+        self._awaited_weights = (
+            version,
+            lambda reply, frames: self._load(reply.version, frames[0], reason, act),
+        )
         self._pull(m.PullRequest(have_version=self._version or 0, reason=reason.value))
 
     def _decide(self, version: int, divergence: float | None) -> Decision:

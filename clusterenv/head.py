@@ -109,13 +109,14 @@ class Head(Switchboard):
         if not self._calling.acquire(blocking=False):
             raise StateError("another call is in progress; one ClusterEnv serves one thread at a time")
         try:
-            if os.getpid() != self._pid:
-                raise StateError(
-                    "this process was forked from the one that launched the workers; launch its own"
-                )
+            self._refuse_fork()
             yield
         finally:
             self._calling.release()
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise StateError("this process was forked from the one that launched the workers; launch its own")
 
     def begin(
         self,
@@ -328,12 +329,14 @@ class Head(Switchboard):
         """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         alone_since = None
+        self._refuse_fork()
         with self._condition:
             while True:
                 self._raise_losses()
                 self._raise_failures(self.peers)
                 intake = self._intake
-                assert intake is not None
+                if intake is None:
+                    raise StateError("the stream was closed while a batch was waited for")
                 intake.allow_one()
                 if intake.arrived:
                     return intake.take()

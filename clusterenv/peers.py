@@ -106,6 +106,8 @@ class Peer:
     respawn_at: float = 0.0
     catching_up: int = 0
     """Sequence number of the step of its return that it has not answered."""
+    agent: int = 0
+    """Number of the agent that it was given when it came back."""
     fresh: Envelope | None = None
     """The observations of the reset after its return, until a step shows them."""
     room: int = 0

@@ -21,6 +21,7 @@ from clusterenv.commands import (
     Collect,
     Command,
     Failed,
+    GiveUp,
     News,
     Observe,
     Reply,
@@ -192,6 +193,7 @@ class ProcessPool:
         self._poller = select.poll()
         self._by_fd: dict[int, _Handle] = {}  # those that the poller watches
         self._limit_s: float | None = None  # without progress, for the command in work
+        self._may_give_up = False  # whether that heeds a GiveUp
         self._teller: ThreadPoolExecutor | None = None
         self._told: list[Future[None]] = []
 
@@ -219,6 +221,7 @@ class ProcessPool:
         self._told.clear()
         now = time.monotonic()
         runs_envs = isinstance(command, Reset | Step | Call | SetAttr | Act | Collect | Observe)
+        self._may_give_up = isinstance(command, Collect) and command.sync_at is not None
         limit_s = self._setup.step_timeout_s
         self._limit_s = limit_s if runs_envs else max(limit_s, AGENT_TIMEOUT_S)
         for runner, part in zip(self._runners, split(command, self._slices), strict=True):
@@ -323,6 +326,10 @@ class ProcessPool:
         """One answer of each runner, once all have given theirs."""
         self._drain(time.monotonic())
         if not all(runner.replies for runner in self._runners):
+            failed = any(isinstance(reply, Failed) for runner in self._runners for reply in runner.replies)
+            if failed and self._may_give_up:
+                self._may_give_up = False
+                self.tell(GiveUp())  # nobody wants what the others make
             return None
         return [runner.replies.pop(0) for runner in self._runners]
 

@@ -61,6 +61,8 @@ class Recording:
         self.final_obs: list[Any] = []
         self._final_steps: list[int] = []
         self._memory = memory
+        self.begun = memory.begins.copy()
+        """[n]: rows whose next observation is the first of an episode."""
         state = memory.before_act()
         self._states = [np.empty((steps + 1, *leaf.shape), leaf.dtype) for leaf in state]
         self._final_states: list[list[Array]] = [[] for _ in self._states]
@@ -101,10 +103,15 @@ class Recording:
         self.steps_done += 1
         if not self._states:
             return
-        begins = (self.terminations[t] | self.truncations[t]) & ~waiting | ~self.valid[t]
-        for leaf, first, final in zip(self._states, self._memory.initial, self._final_states, strict=True):
+        self.begun = (self.terminations[t] | self.truncations[t]) & ~waiting | ~self.valid[t]
+        for leaf, final in zip(self._states, self._final_states, strict=True):
             final += [leaf[t + 1, row].copy() for row in self.final_rows[known:]]
-            leaf[t + 1, begins] = first[begins]
+        self.begin_episodes()
+
+    def begin_episodes(self) -> None:
+        """Rows that begin an episode do so in the initial state; again where new weights have another one."""
+        for leaf, first in zip(self._states, self._memory.initial, strict=True):
+            leaf[self.steps_done, self.begun] = first[self.begun]
 
     def count_episodes(self, returns: Array, lengths: Array) -> list[EpisodeRecord]:
         """One for each row that ended; episodes under way are carried on in `returns` and `lengths` [n]."""

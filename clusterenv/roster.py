@@ -123,14 +123,15 @@ class Roster:
         peer.catching_up = 0
         if isinstance(envelope.message, m.Failure):
             self.fail(peer, envelope.message)
-        elif isinstance(envelope.message, m.ResetReply):
+            return
+        if isinstance(envelope.message, m.ResetReply):
             peer.fresh = envelope
-            if self.agent is not None:
-                self._advance(peer, self.agent[0], (self.agent[1],))
-                return
+        if self.agent is None or peer.agent == self.agent[0].agent:
             peer.enter(State.READY)
-        else:
-            peer.enter(State.READY)
+            return
+        agent, blob = self.agent  # it may be another one than when the last was sent
+        peer.agent = agent.agent
+        self._advance(peer, agent, (blob,))
 
     def are_ready(self, least: int | None) -> bool:
         """Whether all workers are ready, or `least` of them while all others are in a queue."""
@@ -212,6 +213,7 @@ class Roster:
             self.former[peer.address] = peer
         peer.address, peer.policy, peer.fresh, peer.reply = None, None, None, None
         peer.expected, peer.catching_up, peer.rate, peer.served_version = 0, 0, 0.0, 0
+        peer.agent = 0
         peer.give_up_fragment()
         peer.earlier_steps += peer.steps
         peer.steps = 0

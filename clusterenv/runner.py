@@ -228,6 +228,7 @@ class Runner:
                 self._fill(record, shard, command)
             finally:
                 self._memory.moves_on([leaf.copy() for leaf in record.state_at(record.steps_done)])
+                self._memory.begins |= record.begun
                 episodes = record.count_episodes(self._returns, self._lengths)
             if record.steps_done < command.num_steps:
                 return Abandoned()
@@ -261,7 +262,8 @@ class Runner:
                     return
             try:
                 if record.versions is not None:
-                    self._policy.adopt_news()
+                    if self._policy.adopt_news():
+                        record.begin_episodes()
                     record.versions[t] = self._policy.versions
                 acted = self._decide(nest(obs), record.state_at(t), with_values=record.versions is not None)
             except BaseException:

@@ -70,8 +70,11 @@ class RunnerPolicy:
         """Act with these weights after the next `adopt_news`."""
         self._news = news
 
-    def adopt_news(self) -> None:
-        """Act with the last weights that came as news; in episodes under way, when they have ended."""
+    def adopt_news(self) -> bool:
+        """Act with the last weights that came as news; in episodes under way, when they have ended.
+
+        Returns whether there were any.
+        """
         news, self._news = self._news, None
         if news is not None:
             if self._episodes is not None and self._episodes.keep(self.version, self.adapter):
@@ -80,6 +83,7 @@ class RunnerPolicy:
             self._load(news.version, news.state)
         if self._episodes is not None:
             self._episodes.begin(self.version)
+        return news is not None
 
     def _load(self, version: int, state: bytes) -> None:
         self.adapter.load_state(policy.decode_state(state))

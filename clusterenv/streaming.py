@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -60,19 +60,20 @@ class Stream:
             CallTimeout: if it is not there in time; it may be called again, and nothing is lost.
             EnvError, AgentError: if an environment or the agent raised on a worker; the stream is closed.
             WorkerLost: as in `rollout`; the environments are closed.
-            StateError: if the stream is closed.
+            StateError: if the stream is closed, or another thread is in a call of it.
         """
         if self.closed:
             raise StateError("the stream is closed; open another")
         if timeout is not None and not (is_number(timeout) and timeout >= 0):
             raise ConfigError("timeout", timeout, "a number of seconds from 0, or None")
-        try:
-            batch = self._do(lambda: self._streaming.take(timeout))
-        except CallTimeout:
-            raise
-        except BaseException:
-            self.close()
-            raise
+        with self._streaming.alone():
+            try:
+                batch = self._do(lambda: self._streaming.take(timeout))
+            except CallTimeout:
+                raise
+            except BaseException:
+                self.close()
+                raise
         assert batch is not None
         return batch
 
@@ -85,6 +86,9 @@ class Stream:
         """Workers stop within a step, and other calls may be made again; may be called again.
 
         What nobody has taken is counted in `stats()`.
+
+        Raises:
+            StateError: if another thread is in a call of the stream.
         """
         if not self.closed:
             self._do(self._streaming.close)
@@ -153,11 +157,26 @@ class Streaming:
         self._announced = 0
         self._sampled: dict[int, tuple[Arrival, Sample]] = {}
         self._compared: dict[int, tuple[int, int, int]] = {}
+        self._using = threading.RLock()
         self.opened = 0
         """Streams so far."""
         self.is_open = False
         self.is_dropped = False
         """Whether nobody holds the stream that is open, which any call may therefore close."""
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other thread uses the stream meanwhile.
+
+        Raises:
+            StateError: if one does.
+        """
+        if not self._using.acquire(blocking=False):
+            raise StateError("another thread is in a call of the stream; one thread at a time may use it")
+        try:
+            yield
+        finally:
+            self._using.release()
 
     def open(self, agent: object, options: StreamOptions) -> None:
         """Workers begin to make fragments.
@@ -189,6 +208,10 @@ class Streaming:
         """
         if agent is not self._agent:
             raise StateError("publish another agent than that of the open stream; close the stream first")
+        with self.alone():
+            return self._publish(agent)
+
+    def _publish(self, agent: object) -> int:
         snapshot = self._acting.publish(agent, known=True)
         version = snapshot.version
         is_new = version != self._announced
@@ -285,8 +308,11 @@ class Streaming:
 
     def close(self) -> None:
         """The stream has ended in all workers, and `step` and `rollout` go on from where it has left them."""
-        if not self.is_open:
-            return
+        with self.alone():
+            if self.is_open:
+                self._close()
+
+    def _close(self) -> None:
         self._acting.remember(self._samples(self._newest()))
         ends = self._head.end_stream()
         for arrival in self._parts:
