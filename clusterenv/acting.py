@@ -204,6 +204,10 @@ class Acting:
             fragment=number,
         )
 
+    def remember(self, samples: Mapping[int, Sample]) -> None:
+        """The next rollout is compared on these states, by rank."""
+        self._samples.update(samples)
+
     # --- stream -----------------------------------------------------------------------------------------
 
     def news(

@@ -25,7 +25,7 @@ from clusterenv.sync_config import AUTO_START
 
 CLIP: Final = 0.2
 """Ratios further than this from 1 count as outside: epsilon of PPO."""
-TARGET: Final = 1 / 3
+TARGET: Final = 0.25
 """Fraction of ratios outside at which weights are pulled."""
 LOWEST: Final = 1e-4
 HIGHEST: Final = 2.0

@@ -231,7 +231,7 @@ class Fragment:
             final_index=reader.index((num_final, 2), *lead),
             final_obs=reader.leaves(obs, num_final),
             final_values=reader.array(np.float32, (num_final,)),
-            versions=reader.array(np.int64, lead) if has_versions else None,
+            versions=reader.index(lead, policy_version + 1) if has_versions else None,
             policy_version=policy_version,
             episodes=episodes,
             initial_state=reader.state(state, num_envs),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clusterenv import native
 from clusterenv.auto_threshold import AutoThreshold, fraction_outside, log_ratios
 from clusterenv.batches import ActBatch, Buffer, Fragment
-from clusterenv.commands import Command, Done, Evaluate, EvaluateBatch, LoadState
+from clusterenv.commands import Command, Done, Evaluate, EvaluateBatch, LoadState, News, NewWeights
 from clusterenv.distributions import Family, Kind
 from clusterenv.policy_sync import (
     Decision,
@@ -30,6 +30,7 @@ from clusterenv.transport import messages as m
 Said = NDArray[np.float32]
 Act = Callable[[], None]
 Run = Callable[[Command, Callable[[Any], None]], None]
+Tell = Callable[[News], None]
 Pull = Callable[[m.PullRequest], None]
 
 
@@ -52,6 +53,7 @@ class BehaviourPolicy:
         self._fragment = 0
         self._samples = ReferenceSamples()
         self._stream_max_lag: int | None = None
+        self._tell: Tell | None = None
         self._comparable: bool | None = None
         self._compared: tuple[int, int | None] | None = None
         self._awaited_weights: Callable[[m.WeightsReply, Sequence[Any]], None] | None = None
@@ -59,12 +61,16 @@ class BehaviourPolicy:
     def start(self, welcome: m.Welcome) -> None:
         """The head's rule for pulls is known."""
         self._welcome = welcome
-        self._auto = AutoThreshold() if welcome.auto_threshold else None
+        self._begin_auto()
 
-    def info(self) -> m.PolicyInfo:
-        """What travels with each batch."""
+    def _begin_auto(self) -> None:
+        assert self._welcome is not None
+        self._auto = AutoThreshold() if self._welcome.auto_threshold else None
+
+    def info(self, version: int) -> m.PolicyInfo:
+        """What travels with each batch that `version` acted in."""
         return m.PolicyInfo(
-            policy_version=self._version or 0,
+            policy_version=version,
             kl=self._kl,
             sync_count=sum(self._syncs_by_reason.values()),
             syncs_by_reason=dict(self._syncs_by_reason),
@@ -83,24 +89,28 @@ class BehaviourPolicy:
     def forget(self) -> None:
         """Another agent comes, whose versions and distributions are not comparable."""
         self._version = None
+        self._begin_auto()
         self._samples.clear()
         self._comparable = self._compared = None
 
-    def begin_stream(self, max_lag: int) -> None:
+    def begin_stream(self, max_lag: int, tell: Tell | None) -> None:
         """Fragments are made without waiting for the head, and `max_lag` takes the place of the usual bound.
 
-        What the head compares with may then be behind what acts here, which is no reason to pull.
+        What the head compares with may be behind what acts here then, which is no reason to pull. With `tell`
+        runners are given new weights as news, which they may adopt while they act.
         """
         self._stream_max_lag = max_lag
+        self._tell = tell
 
     def end_stream(self) -> None:
-        """The usual bound holds again."""
-        self._stream_max_lag = None
+        """The usual bound holds again, and the usual way of weights."""
+        self._stream_max_lag = self._tell = None
 
     def start_over(self) -> None:
         """What comes is to depend on nothing that was: act next with the newest weights, number from 1."""
         self._forced = True
         self._kl = 0.0
+        self._begin_auto()
         self._fragment = 0
         self._samples.clear()
         self._comparable = self._compared = None
@@ -116,7 +126,8 @@ class BehaviourPolicy:
         if family is None or said is None:
             family, said = None, fragment.log_probs
         said = said.reshape(fragment.valid.size, *said.shape[2:])[rows]
-        self._comparable = not np.isnan(said).all()
+        if len(rows):
+            self._comparable = not np.isnan(said).all()
         self._samples.put(self._fragment, fragment.policy_version, family, said)
         fragment.sampled_states = [
             leaf.reshape(fragment.valid.size, *leaf.shape[2:])[rows] for leaf in fragment.states
@@ -248,13 +259,17 @@ class BehaviourPolicy:
         )
 
     def _load(self, version: int, payload: Buffer, reason: SyncReason, act: Act) -> None:
-        def loaded(_: Done) -> None:
+        def loaded(_: Done | None = None) -> None:
             self._version = version
             self._synced_at = time.monotonic()
             self._syncs_by_reason[reason.value] = self._syncs_by_reason.get(reason.value, 0) + 1
             act()
 
-        self._run(LoadState(version=version, state=bytes(payload)), loaded)
+        if self._tell is None:
+            self._run(LoadState(version=version, state=bytes(payload)), loaded)
+        else:
+            self._tell(NewWeights(version=version, state=bytes(payload)))
+            loaded()
 
 
 def _family(reference: m.Reference) -> Family | None:

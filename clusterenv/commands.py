@@ -23,7 +23,7 @@ from clusterenv.errors import (
 from clusterenv.layout import SpaceLayout
 
 Array = NDArray[Any]
-SyncAt = Literal["fragment"]
+SyncAt = Literal["fragment", "step", "episode"]
 
 
 @dataclass(frozen=True, kw_only=True)

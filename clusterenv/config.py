@@ -84,7 +84,7 @@ class EnvConfig:
     """Environments that one `recv` returns; none: all."""
     kl_threshold: float | Literal["auto"] = 0.05
     """Nats: a worker pulls weights when its mean KL from the learner's policy exceeds this; "auto": each
-    worker finds the threshold at which a third of the importance ratios is outside PPO's clip."""
+    worker finds the threshold at which a quarter of the importance ratios is outside PPO's clip."""
     n_ref: int = 64
     """States that each worker samples for the KL."""
     max_lag: int | None = None

@@ -244,7 +244,7 @@ class ClusterEnv(Called):
         run = self._ready_for(agent)
         batch = self._call(lambda: run.acting.rollout(agent, int(num_steps)))
         run.send_recv.others_moved()
-        run.stepping.goes_on_from(batch.last_obs, batch.valid)
+        run.stepping.goes_on_from(batch.last_obs, batch.policy_version)
         return batch
 
     def stream(
@@ -266,7 +266,8 @@ class ClusterEnv(Called):
             agent: as for `rollout`; the same one for the whole stream.
             num_steps: of each fragment.
             fragments: in one batch.
-            sync_at: where new weights begin to act: "fragment", the next one.
+            sync_at: where new weights begin to act: "fragment" (the next one), "step" (the next one, inside a
+                fragment) or "episode" (each environment's next one).
             queue: fragments of one worker that may be made or on their way before the learner takes one.
 
         Raises:

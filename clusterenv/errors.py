@@ -11,7 +11,10 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 
 def shortened(value: object, most: int = 200) -> str:
     """`repr(value)` for a message, in at most `most` characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - a value of the user's, which may do anything
+        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

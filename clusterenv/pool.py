@@ -9,6 +9,8 @@ import os
 import select
 import time
 from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -190,6 +192,8 @@ class ProcessPool:
         self._poller = select.poll()
         self._by_fd: dict[int, _Handle] = {}  # those that the poller watches
         self._limit_s: float | None = None  # without progress, for the command in work
+        self._teller: ThreadPoolExecutor | None = None
+        self._told: list[Future[None]] = []
 
     def start(self, deadline_s: float) -> RunnerReady:
         """See Pool."""
@@ -210,6 +214,9 @@ class ProcessPool:
     def submit(self, command: Command) -> None:
         """See Pool."""
         assert self._limit_s is None, "the answer to the last command was not taken"
+        for told in self._told:
+            told.result()  # soon, since no runner is busy any more
+        self._told.clear()
         now = time.monotonic()
         runs_envs = isinstance(command, Reset | Step | Call | SetAttr | Act | Collect | Observe)
         limit_s = self._setup.step_timeout_s
@@ -222,12 +229,17 @@ class ProcessPool:
                 runner.lost = True  # `check` tells how it ended
 
     def tell(self, news: News) -> None:
-        """See Pool."""
+        """See Pool. A thread writes it, since large weights fill a pipe that a busy runner does not read."""
+        if self._teller is None:
+            self._teller = ThreadPoolExecutor(1, thread_name_prefix="clusterenv-teller")
+        self._told.append(self._teller.submit(self._send_all, news))
+
+    def _send_all(self, news: News) -> None:
         for runner in self._runners:
             try:
                 send(runner.connection, news)
             except OSError:
-                runner.lost = True
+                runner.lost = True  # `check` tells how it ended
 
     def poll(self) -> Reply | None:
         """See Pool."""
@@ -266,7 +278,8 @@ class ProcessPool:
     def close(self, timeout_s: float) -> None:
         """See Pool."""
         atexit.unregister(self.close)
-        runners, self._runners = self._runners, []
+        runners, timeout_s = self._runners, self._have_told(timeout_s)
+        self._runners = []
         self._by_fd.clear()
         self._poller = select.poll()
         for runner in runners:
@@ -278,6 +291,16 @@ class ProcessPool:
         for runner in runners:
             with contextlib.suppress(ValueError):  # not even SIGKILL has ended it yet
                 runner.process.close()
+
+    def _have_told(self, within_s: float) -> float:
+        """Nothing more is written to the runners; returns what is left of the time."""
+        deadline = time.monotonic() + within_s
+        if futures.wait(self._told, within_s).not_done:
+            for runner in self._runners:
+                runner.kill()  # it does not read, and a pipe must not be closed under the one who writes
+        if self._teller is not None:
+            self._teller.shutdown()
+        return max(0.0, deadline - time.monotonic())
 
     def _watch(self, runner: _Handle) -> None:
         self._runners.append(runner)

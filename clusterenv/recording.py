@@ -54,6 +54,8 @@ class Recording:
         self.values = np.empty((steps + 1, envs), np.float32)
         self.valid = np.ones((steps, envs), np.bool_)
         self.params: Array | None = None
+        self.versions: Ints | None = None
+        """[T, n] of the policy that acted, where that may change on the way."""
         self.steps_done = 0
         self.final_rows: list[int] = []
         self.final_obs: list[Any] = []
@@ -138,7 +140,12 @@ class Recording:
         """All steps, with the values of what comes after the last one and of final observations.
 
         With `all_values` those of the steps are asked for too, many at once; else `keep` was given them.
+        `policy_version` is that of all steps, unless `versions` says otherwise.
         """
+        versions = self.versions
+        if versions is not None:
+            policy_version = int(versions.max())
+            versions = None if (versions == policy_version).all() else versions
         first = 0 if all_values else len(self.rewards)
         rows = self.values[first:].size  # not -1, which says nothing of observations without elements
         flat = [leaf[first:].reshape(rows, *leaf.shape[2:]) for leaf in self.obs]
@@ -166,6 +173,7 @@ class Recording:
                 values, final_obs, self._env_ids[self.final_rows], [np.array(s) for s in self._final_states]
             ),
             policy_version=policy_version,
+            versions=versions,
             episodes=episodes,
             params=self.params,
             family=family,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import cloudpickle
@@ -12,8 +13,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv import adapters, policy, shard_calls
-from clusterenv.adapters import Acted, AgentAdapter
+from clusterenv import adapters, shard_calls
+from clusterenv.adapters import Acted
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.commands import (
     Abandoned,
@@ -39,8 +40,8 @@ from clusterenv.commands import (
     Step,
 )
 from clusterenv.errors import AgentError, EnvError, StateError
-from clusterenv.memory import Memory
 from clusterenv.recording import Recording
+from clusterenv.runner_policy import RunnerPolicy
 from clusterenv.shard import Shard
 from clusterenv.vector_shard import VectorShard
 
@@ -57,8 +58,6 @@ class Runner:
         self._setup = setup
         self._own_process = own_process
         self._shard: AnyShard | None = None
-        self._adapter: AgentAdapter | None = None
-        self._version = 0
         self._bounds: tuple[Array, Array] | None = None  # of Box actions
         self.abandoned = False
         """Nobody waits for the answer any more: a rollout ends after the step under way."""
@@ -70,7 +69,8 @@ class Runner:
         self._noise_seed = setup.noise_seed
         self._env_ids = np.arange(setup.first_env, setup.first_env + setup.num_envs, dtype=np.int64)
         self._steps = np.zeros(setup.num_envs, np.int64)
-        self._memory = Memory(setup.num_envs)
+        self._policy = RunnerPolicy(setup.num_envs)
+        self._memory = self._policy.memory
         self._returns = np.zeros(setup.num_envs, np.float64)
         self._lengths = np.zeros(setup.num_envs, np.int64)
 
@@ -112,6 +112,8 @@ class Runner:
         """Heed news that have come, between two steps or two commands."""
         if isinstance(news, GiveUp):
             self._given_up = True
+        else:
+            self._policy.take(news)
 
     def close(self) -> None:
         """All environments are closed."""
@@ -168,26 +170,23 @@ class Runner:
             adapters.prepare_runner()
         with self._envs() as shard:
             spaces = shard.single_observation_space, shard.single_action_space
-            self._adapter = adapters.loads(command.blob, *spaces)
-        self._version = 0
-        self._memory.agent_changed()
+            self._policy.set_agent(partial(adapters.loads, command.blob, *spaces))
         return Done()
 
     def _load_state(self, command: LoadState) -> Done:
-        adapter = self._agent()
-        adapter.load_state(policy.decode_state(command.state))
-        self._memory.weights_changed(adapter)
-        self._version = command.version
+        self._policy.load(command.version, command.state)
         return Done()
 
     def _evaluate(self, _: Evaluate) -> EvaluateBatch:
-        adapter = self._agent()
+        self._policy.begin(None)
+        adapter = self._policy.adapter
         with self._envs() as shard:
             obs = shard.obs_layout.nest(shard.obs)
             params = adapter.parameters(obs, env_ids=self._env_ids, state=self._memory.before_act())
         return EvaluateBatch(params=params, family=None if params is None else adapter.family)
 
     def _act(self, _: Act) -> ActBatch:
+        self._policy.begin(None)
         with self._envs() as shard:
             state = self._memory.before_act()
             acted = self._decide(shard.obs_layout.nest(shard.obs), state, with_values=True)
@@ -197,9 +196,9 @@ class Runner:
                 actions=[acted.actions],
                 log_probs=acted.log_probs,
                 values=acted.values,
-                policy_version=self._version,
+                policy_version=self._policy.version,
                 params=acted.params,
-                family=self._agent().family,
+                family=self._policy.adapter.family,
                 state=state,
             )
 
@@ -220,8 +219,11 @@ class Runner:
             shard.reset_ended()
             self._memory.begins &= ~shard.ended
             layouts = shard.obs_layout, shard.action_layout
-            record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
             self._given_up = False
+            self._policy.begin(command.sync_at)
+            record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
+            if command.sync_at in ("step", "episode"):
+                record.versions = np.empty((command.num_steps, shard.num_envs), np.int64)
             try:
                 self._fill(record, shard, command)
             finally:
@@ -229,13 +231,13 @@ class Runner:
                 episodes = record.count_episodes(self._returns, self._lengths)
             if record.steps_done < command.num_steps:
                 return Abandoned()
-            adapter = self._agent()
+            adapter = self._policy.adapter
             return record.fragment(
                 adapter.values,
-                all_values=adapter.values_apart,
-                policy_version=self._version,
+                all_values=adapter.values_apart and record.versions is None,
+                policy_version=self._policy.version,
                 episodes=episodes,
-                family=adapter.family,
+                family=self._policy.family,
             )
 
     def _fill(self, record: Recording, shard: AnyShard, command: Collect) -> None:
@@ -258,7 +260,10 @@ class Runner:
                     _copy(obs, shard.obs)
                     return
             try:
-                acted = self._decide(nest(obs), record.state_at(t), with_values=False)
+                if record.versions is not None:
+                    self._policy.adopt_news()
+                    record.versions[t] = self._policy.versions
+                acted = self._decide(nest(obs), record.state_at(t), with_values=record.versions is not None)
             except BaseException:
                 _copy(obs, shard.obs)
                 raise
@@ -276,15 +281,16 @@ class Runner:
                 record.final_obs,
             )
             record.close_step(shard.ended)
+            if record.versions is not None:
+                self._policy.end_episodes(record.terminations[t] | record.truncations[t])
         _copy(shard.obs, record.obs_at(num_steps))
 
     # --- helpers -------------------------------------------------------------------------------------------
 
     def _decide(self, obs: Nested, state: list[Array], *, with_values: bool) -> Acted:
         """The policy's actions on a nested batch of observations of all rows, and what it remembers."""
-        adapter = self._agent()
         self._acts += 1
-        acted = adapter.act(
+        acted = self._policy.act(
             obs,
             seed=self._noise_seed,
             env_ids=self._env_ids,
@@ -302,11 +308,6 @@ class Runner:
         low, high = self._bounds
         clipped: Array = np.minimum(np.maximum(actions, low), high)
         return clipped
-
-    def _agent(self) -> AgentAdapter:
-        if self._adapter is None:
-            raise StateError("no agent has been set")
-        return self._adapter
 
     @contextlib.contextmanager
     def _envs(self) -> Iterator[AnyShard]:

@@ -294,11 +294,24 @@ class Shard:
     def _kept(self, row: int, info: Info) -> tuple[int, dict[str, Plain]]:
         """What travels of an info, as it is before the next environment moves."""
         index = self.first_env + row
+        try:
+            return index, self._plain(index, info)
+        except ENV_ERRORS as error:
+            if isinstance(error, EnvError):
+                raise
+            raise EnvError(
+                f"info of {self.name_of(row)} cannot be read: {say(error)}",
+                env_index=index,
+                remote_traceback="".join(traceback.format_exception(error)),
+            ) from error
+
+    @staticmethod
+    def _plain(index: int, info: Info) -> dict[str, Plain]:
         if not isinstance(info, dict | Mapping):  # dict first: it is the one that is quick to check
             raise EnvError(
                 f"info of environment {index} is {shortened(info)}; expected a dict", env_index=index
             )
-        return index, plain_info(info) if info else {}
+        return plain_info(info) if info else {}
 
     def name_of(self, row: int) -> str:
         """The environment of a row, for messages."""
@@ -317,7 +330,22 @@ class Shard:
         )
 
     def _pack(self, rows: Sequence[Any], out: Sequence[Array]) -> None:
-        self.obs_layout.pack(rows, out, name=_OBSERVATION, first=self.first_env)
+        try:
+            self.obs_layout.pack(rows, out, name=_OBSERVATION, first=self.first_env)
+        except SpaceError:
+            raise
+        except Exception:  # an observation that raises when it is looked at: whose is it?
+            for row in range(len(rows)):
+                self._pack_one(rows[row], [leaf[row : row + 1] for leaf in out], self.first_env + row)
+            raise
+
+    def _pack_one(self, obs: Nested, out: Sequence[Array], index: int) -> None:
+        try:
+            self.obs_layout.pack([obs], out, name=_OBSERVATION, first=index)
+        except SpaceError:
+            raise
+        except Exception as error:
+            raise SpaceError(f"{_OBSERVATION} {index} cannot be read: {say(error)}") from error
 
     def _pack_rows(self, mask: Flags | None) -> None:
         if mask is None:
@@ -328,7 +356,7 @@ class Shard:
 
     def _pack_row(self, row: int) -> None:
         out = [leaf[row : row + 1] for leaf in self.obs]
-        self.obs_layout.pack([self._rows[row]], out, name=_OBSERVATION, first=self.first_env + row)
+        self._pack_one(self._rows[row], out, self.first_env + row)
 
     def _copy_of_obs(self) -> list[Array]:
         return [leaf.copy() for leaf in self.obs]

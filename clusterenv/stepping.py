@@ -154,12 +154,15 @@ class Stepping:
         self.last_obs[peer.rank] = batch.obs
         self._ended[peer.rows] = False
 
-    def goes_on_from(self, last_obs: Nested, valid: NDArray[np.bool_]) -> None:
-        """The next step goes on from observations [N, ...], in workers that have a `valid` row [T, N]."""
+    def goes_on_from(self, last_obs: Nested, versions: NDArray[np.int64]) -> None:
+        """The next step goes on from observations [N, ...], in workers that acted.
+
+        `versions` [T, N] are those of the policy that acted, 0 where none did.
+        """
         assert self.last_obs is not None
         leaves = self._obs.flatten(last_obs)
         for peer in self._head.peers:
-            if valid[:, peer.rows].any():
+            if versions[:, peer.rows].any():
                 self.last_obs[peer.rank] = [leaf[peer.rows].copy() for leaf in leaves]
         self._ended[:] = False
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -205,7 +206,8 @@ class Streaming:
                 if fragment is None:
                     continue
                 self._sampled[rank] = (arrival, self._acting.sample(peer, message, fragment))
-            samples[rank] = self._sampled[rank][1]
+            if len(self._sampled[rank][1].env_ids):
+                samples[rank] = self._sampled[rank][1]
         return samples
 
     def take(self, timeout_s: float | None) -> Rollout:
@@ -260,11 +262,13 @@ class Streaming:
         """The stream has ended in all workers, and `step` and `rollout` go on from where it has left them."""
         if not self.is_open:
             return
+        self._acting.remember(self._samples())
+        ends = self._head.end_stream()
         for arrival in self._parts:
             arrival.peer.late_fragments += 1
-        self._parts = []
-        for ended in self._head.end_stream():
-            self._stepping.stands_at(ended.peer, ended.frames)
+        self._parts, self._agent, self.is_open = [], None, False
         self._sampled.clear()
-        self._agent = None
-        self.is_open = False
+        for ended in ends:
+            self._head.read(
+                ended.peer, partial(self._stepping.stands_at, ended.peer, ended.frames), Fresh.SKIP
+            )

@@ -213,7 +213,8 @@ class Worker:
 
     def _begin_stream(self, message: m.StreamCommand) -> None:
         assert self.pool is not None
-        self._policy.begin_stream(message.max_lag)
+        in_fragments = message.sync_at != "fragment"
+        self._policy.begin_stream(message.max_lag, self.pool.tell if in_fragments else None)
         self._stream = WorkerStream(
             message, self._policy, self._run, self.pool.tell, self._send_fragment, self._stream_ended
         )
@@ -283,7 +284,7 @@ class Worker:
     def _acted(self, batch: ActBatch) -> None:
         self.steps += len(batch.log_probs)
         reply = m.ActReply(
-            policy=self._policy.info(),
+            policy=self._policy.info(batch.policy_version),
             sample=self._policy.keep_step(batch),
             num_final=len(batch.step.final_index),
             infos=batch.step.infos,
@@ -306,7 +307,7 @@ class Worker:
         family = fragment.family
         number = self._policy.keep_sample(fragment)
         return m.FragmentReply(
-            policy=self._policy.info(),
+            policy=self._policy.info(fragment.policy_version),
             num_sampled=len(fragment.sampled_states[0]) if fragment.sampled_states else 0,
             fragment=number,
             num_steps=fragment.num_steps,

@@ -49,6 +49,7 @@ class WorkerStream:
         self._frames: Sequence[Any] = ()
         self._busy = False
         self._collecting = False
+        self._freshening = False
         self._stopped = False
         self._leaving = False
         self._abandoned = 0
@@ -66,6 +67,7 @@ class WorkerStream:
         """Take what the head sends to a worker that streams."""
         if isinstance(message, m.Published):
             self._newest, self._frames = message, frames
+            self._freshen_meanwhile()
             return
         if isinstance(message, m.Room):
             self._room += message.fragments
@@ -80,12 +82,32 @@ class WorkerStream:
         if self._busy:
             return
         if self._stopped:
+            if self._freshening:
+                return  # the answer to a pull belongs to this stream
             self._busy = True
             ended = m.StreamEnded(abandoned=self._abandoned)
             self._run(Observe(), lambda batch: self._end(ended, batch))
         elif self._room > 0 and not self._leaving:
             self._busy = True
-            self._policy.freshen(self._newest, self._frames, self._collect)
+            if self._freshening:
+                self._collect()
+            else:
+                self._policy.freshen(self._newest, self._frames, self._collect)
+
+    def _freshen_meanwhile(self) -> None:
+        """Compare while runners collect, where they can change the policy on the way."""
+        if self._sync_at == "fragment" or not self._collecting or self._freshening:
+            return
+        self._freshening = True
+        newest = self._newest
+
+        def freshened() -> None:
+            self._freshening = False
+            if self._newest is not newest:
+                self._freshen_meanwhile()
+            self.go_on()
+
+        self._policy.freshen(newest, self._frames, freshened)
 
     def _collect(self) -> None:
         """The policy is fresh enough."""

@@ -212,7 +212,7 @@ def test_stats_tell_the_time_of_a_check_on_both_sides() -> None:
 
 @pytest.mark.parametrize("call", ["step", "rollout"])
 def test_auto_threshold_moves_with_the_ratios_that_a_comparison_shows(call: str) -> None:
-    """At 0.04 nats a coin has every ratio outside the clip: more than a third, so the threshold falls."""
+    """At 0.04 nats a coin has every ratio outside the clip: more than a quarter, so the threshold falls."""
     with running(SERIAL, num_envs=16, kl_threshold="auto") as env:
         agent = Coin()
 
@@ -227,6 +227,22 @@ def test_auto_threshold_moves_with_the_ratios_that_a_comparison_shows(call: str)
         worker = act()
         assert worker["kl_threshold"] == pytest.approx(0.05 / math.sqrt(2))
         assert worker["syncs_by_reason"] == {"first": 1, "divergence": 1}
+        agent = Coin()  # another agent, another beginning
+        assert act()["kl_threshold"] == 0.05
+
+
+def test_auto_threshold_moves_in_a_stream_too() -> None:
+    with running(SERIAL, num_envs=16, kl_threshold="auto") as env:
+        agent = Coin()
+        with env.stream(agent, 4) as stream:
+            next(stream)
+            agent.play(away_by(0.04))
+            for _ in range(4):
+                next(stream)
+            worker = env.stats()["workers"][0]
+
+    assert worker["kl_threshold"] == pytest.approx(0.05 / math.sqrt(2))
+    assert worker["syncs_by_reason"] == {"first": 1, "divergence": 1}
 
 
 @pytest.mark.parametrize("call", ["step", "rollout"])

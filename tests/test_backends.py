@@ -112,6 +112,18 @@ def test_rows_that_a_rollout_only_resets_are_not_valid(policy: Policy) -> None:
     assert [(e.episode_return, e.length) for e in after.episodes] == [(3, 3)] * 6
 
 
+def test_rollouts_in_which_every_row_is_only_reset_go_on(policy: Policy) -> None:
+    other = Policy()  # with other weights
+    with vector_of("Count", env_kwargs={"n": 1}) as env:
+        batches = [env.rollout(agent, 1) for agent in (policy, policy, other, other)]
+        assert [bool(batch.valid.all()) for batch in batches] == [True, False, True, False]
+        obs, *_, info = env.step(policy)
+
+    assert [batch.last_obs[0, 0] for batch in batches] == [1, 0, 1, 0]
+    assert obs[:, 0].tolist() == [1] * 6
+    assert np.isfinite(info["log_prob"]).all()
+
+
 @pytest.mark.parametrize(
     ("own", "masks"), [("SameStep", False), ("NextStep", True)], ids=["its own", "by masked resets"]
 )

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RULES = ("0", "0.001", "0.01", "0.05", "0.1", "0.2", "0.5", "0.8", "1.0", "inf", "interval:4", "never")
+NO_MILESTONE = 1 << 40
+"""Steps between two milestones: none in a sweep, since workers pull there whatever the rule says."""
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOG_TAIL = 2000
 """Characters of a failed run's output that its line keeps."""
@@ -98,6 +100,7 @@ class SweepRun:
         """The run of `rule` with `seed`, its options checked and laid over the environment's defaults."""
         argv = (
             *("--env-id", sweep.env_id, "--seed", str(seed), "--total-steps", str(sweep.total_steps)),
+            *("--checkpoint-every", str(NO_MILESTONE)),
             *_rule_options(rule),
             *(f"--{name.replace('_', '-')}={value}" for name, _, value in _parted(sweep.options)),
         )

@@ -146,7 +146,7 @@ def train(config: A2CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         parts = {"agent": agent, "optimizer": optimizer, "scale": reward_scale}
-        with training("a2c", config, folder, parts, weight_bytes=actor.num_bytes) as run:
+        with training("a2c", config, folder, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             while run.goes_on:
                 if config.anneal_lr:

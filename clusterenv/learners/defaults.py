@@ -45,7 +45,18 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "a2c": {
         "CartPole-v1": {
             "total_steps": 200_000,
+            "envs_per_worker": 16,
             "learning_rate": 5e-3,
+            "normalize_obs": False,
+            "scale_rewards": False,
+        },
+        "LunarLander-v3": {"total_steps": 2_000_000, "gamma": 0.995},
+    },
+    "a3c": {
+        "CartPole-v1": {
+            "total_steps": 200_000,
+            "envs_per_worker": 16,
+            "learning_rate": 3e-3,
             "normalize_obs": False,
             "scale_rewards": False,
         },
@@ -54,12 +65,33 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "impala": {
         "CartPole-v1": {
             "total_steps": 200_000,
-            "num_steps": 32,
-            "learning_rate": 2.5e-3,
+            "num_steps": 16,
+            "learning_rate": 1e-3,
             "normalize_obs": False,
             "scale_rewards": False,
         },
-        "LunarLander-v3": {"total_steps": 2_000_000, "learning_rate": 2e-3, "gamma": 0.995},
+        "LunarLander-v3": {"total_steps": 1_000_000, "gamma": 0.995},
+    },
+    "dqn": {
+        "CartPole-v1": {
+            "total_steps": 60_000,
+            "replay_capacity": 20_000,
+            "replay_ratio": 16.0,
+            "batch_size": 64,
+            "hidden": (64, 64),
+        },
+        "LunarLander-v3": {"total_steps": 500_000, "gamma": 0.995},
+    },
+    "sac": {
+        "Pendulum-v1": {
+            "total_steps": 20_000,
+            "learning_starts": 1_000,
+            "batch_size": 128,
+            "replay_ratio": 64.0,
+            "learning_rate": 1e-3,
+            "hidden": (64, 64),
+            "replay_capacity": 50_000,
+        },
     },
 }
 """By algorithm and environment: what differs from the defaults of the algorithm's config class."""

@@ -1,21 +1,22 @@
-"""IMPALA over `ClusterEnv.rollout`, to read downwards: options, samples, loss, batches, loop.
+"""IMPALA over `ClusterEnv.stream`, to read downwards: options, batches, samples, loss, loop.
 
-Workers pull weights only when their policy has drifted, so a batch may come from an older policy mu. V-trace
+Workers never wait for the learner, so a batch may come from policies mu that are some updates old. V-trace
 (Espeholt and others, 2018) corrects for that, with the log-probs that were stored when acting:
 
-    rho = min(rho_bar, pi / mu)     weight of a step, in the targets and in the gradient
-    c   = lambda min(c_bar, pi / mu)     how far what came later counts
+    rho = min(rho_bar, pi_prox / mu)          weight of a step, in the targets and in the gradient
+    c   = lambda min(c_bar, pi_prox / mu)     how far what came later counts
 
-A batch is replayed in some passes. Each begins with new values, ratios and targets from the learner's
-networks, and holds the policy near the one that they came from, as PPO does:
+pi_prox is a copy of the learner's policy that follows every few batches, about as old as the data. A batch is
+replayed in some passes, in which pi is held near pi_prox (IMPACT, Luo and others, 2020):
 
-    maximise  mean of  min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_pass,   A of V-trace, with its rho
+    maximise  mean of  min(r A, clip(r, 1 - eps, 1 + eps) A),   r = pi / pi_prox,   A of V-trace, with its rho
 
 With one pass of one minibatch r is 1, and this is the policy gradient of the paper.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,9 +32,9 @@ from clusterenv.learners import defaults
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Actor, Agent
 from clusterenv.learners.options import Options, check
-from clusterenv.learners.returns import Array, vtrace
+from clusterenv.learners.returns import vtrace
 from clusterenv.learners.runs import Summary
-from clusterenv.learners.training import launched, shuffled, training
+from clusterenv.learners.training import launched, mean_of, shuffled, training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,16 @@ class IMPALAConfig(Options):
 
     max_lag: int = 256
     """Updates: no worker acts with a policy older than this."""
-    num_steps: int = 64
-    """Steps of every environment between two updates."""
+    lockstep: bool = False
+    """Collect with `rollout`, workers and learner in turns, to see what streaming is worth."""
+    fragments: int = 2
+    """Fragments, each of one worker, in a batch; in lock-step a batch has one of every worker."""
+    queue: int = 1
+    """Fragments of one worker that may be made before the learner takes one; more: older policies."""
+    num_steps: int = 32
+    """Steps of every environment in a fragment."""
     passes: int = 4
-    """Times that a batch is used; the targets are computed anew each time."""
+    """Times that a batch is used."""
     num_minibatches: int = 4
     """Steps of the optimiser in each pass."""
     learning_rate: float = 1e-3
@@ -61,7 +68,9 @@ class IMPALAConfig(Options):
     c_bar: float = 1.0
     """Largest trace of a step."""
     clip_coef: float = 0.2
-    """Epsilon of the clip around the policy at the beginning of a pass; inf: no clip."""
+    """Epsilon of the clip around pi_prox; inf: no clip."""
+    prox_interval: int = 2
+    """Batches after which pi_prox becomes the learner's policy; below the age of the data, pi overshoots."""
     normalize_advantages: bool = True
     """Give the advantages of each minibatch mean 0 and deviation 1."""
     value_coef: float = 0.5
@@ -82,7 +91,7 @@ class IMPALAConfig(Options):
         super().__post_init__()
         check(
             self,
-            whole=("num_steps", "passes", "num_minibatches", "hidden"),
+            whole=("fragments", "queue", "num_steps", "passes", "num_minibatches", "prox_interval", "hidden"),
             fraction=("gamma", "trace_lambda"),
             positive=("learning_rate", "rho_bar", "c_bar", "clip_coef", "max_grad_norm"),
             finite=("learning_rate", "value_coef", "entropy_coef"),
@@ -96,31 +105,44 @@ class IMPALAConfig(Options):
         return {"hidden": self.hidden, "normalize_obs": self.normalize_obs}
 
 
+@contextmanager
+def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Iterator[Rollout]]:
+    """Batches without end, collected while the learner computes, or in turns with it."""
+    if config.lockstep:
+        yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
+        return
+    with env.stream(actor, config.num_steps, fragments=config.fragments, queue=config.queue) as stream:
+        yield stream
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The valid rows of a batch with all that the loss of one pass needs; each tensor is [rows, ...]."""
+    """The valid rows of a batch with all that the loss needs; each tensor is [rows, ...]."""
 
     features: Tensor
     actions: Tensor
-    pass_log_probs: Tensor
+    prox_log_probs: Tensor
+    log_ratios: Tensor
+    """log pi_prox - log mu."""
     advantages: Tensor
+    values: Tensor
     targets: Tensor
 
 
 @torch.no_grad()
 def make_samples(
-    agent: Agent, rollout: Rollout, rewards: Array, config: IMPALAConfig
-) -> tuple[Samples, dict[str, float]]:
-    """The rows to learn from in one pass, by `agent` as it is when called, and what to log of them."""
+    agent: Agent, prox: Actor, rollout: Rollout, config: IMPALAConfig, reward_scale: RewardScale | None
+) -> Samples:
+    """The rows to learn from, with the values of `agent` as it is when called."""
     batch = rollout.torch()
     valid = batch.valid
-    features = agent.features(batch.obs)  # [T, N, D]
+    features, actions = agent.features(batch.obs), agent.action_targets(batch.actions)  # [T, N, ...]
     values = agent.state_value(features)
-    actions = agent.action_targets(batch.actions)
-    log_probs = agent.policy(features.flatten(0, 1)).log_prob(actions.flatten(0, 1)).view_as(values)
+    policy = prox.policy(prox.features(batch.obs).flatten(0, 1))
+    log_probs = policy.log_prob(actions.flatten(0, 1)).view_as(values)
     log_ratios = torch.where(valid, log_probs - batch.log_probs, 0.0)
     trace = vtrace(
-        rewards,
+        rollout.rewards if reward_scale is None else reward_scale.of(rollout),
         values.numpy(),
         agent.next_values(batch, values),
         rollout.terminations,
@@ -132,27 +154,22 @@ def make_samples(
         c_bar=config.c_bar,
         trace_lambda=config.trace_lambda,
     )
-    targets = torch.from_numpy(trace.targets).float()[valid]
-    samples = Samples(
+    advantages, targets = (torch.from_numpy(part).float() for part in (trace.advantages, trace.targets))
+    return Samples(
         features[valid],
         actions[valid],
         log_probs[valid],
-        torch.from_numpy(trace.advantages).float()[valid],
-        targets,
+        log_ratios[valid],
+        advantages[valid],
+        values[valid],
+        targets[valid],
     )
-    ratios = log_ratios[valid].exp()
-    unexplained = (targets - values[valid]).var(correction=0)
-    return samples, {
-        "rho": float(ratios.clamp(max=config.rho_bar).mean()),
-        "kl_behaviour": float((ratios - 1 - log_ratios[valid]).mean()),
-        "explained_variance": float(1 - unexplained / (targets.var(correction=0) + 1e-8)),
-    }
 
 
 def impala_loss(agent: Agent, samples: Samples, config: IMPALAConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss over one minibatch, and what to log of it."""
     distribution = agent.policy(samples.features)
-    ratios = (distribution.log_prob(samples.actions) - samples.pass_log_probs).exp()
+    ratios = (distribution.log_prob(samples.actions) - samples.prox_log_probs).exp()
     advantages = samples.advantages
     if config.normalize_advantages:
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
@@ -172,22 +189,15 @@ def impala_loss(agent: Agent, samples: Samples, config: IMPALAConfig) -> tuple[T
 def update(
     agent: Agent,
     optimizer: torch.optim.Optimizer,
-    rollout: Rollout,
-    rewards: Array,
+    samples: Samples,
     config: IMPALAConfig,
     generator: torch.Generator,
 ) -> dict[str, float]:
-    """Optimise `agent` over a batch in some passes, then its observation statistics; what to log of them.
-
-    `rewards` [T, N] are those of the batch, scaled or not. Without valid rows nothing is done.
-    """
-    if not rollout.valid.any():
+    """Optimise `agent` over a batch in some passes; what to log of them. Without rows nothing is done."""
+    if not len(samples.targets):
         return {}
-    first: dict[str, float] = {}
     logs: list[dict[str, Tensor]] = []
     for _ in range(config.passes):
-        samples, log_of_pass = make_samples(agent, rollout, rewards, config)
-        first = first or log_of_pass
         for minibatch in shuffled(samples, config.num_minibatches, generator):
             loss, log = impala_loss(agent, minibatch, config)
             optimizer.zero_grad()
@@ -195,14 +205,13 @@ def update(
             nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
             optimizer.step()
             logs.append(log)
-    agent.observe(rollout.obs, rollout.valid)
-    return first | {name: float(torch.stack([log[name] for log in logs]).mean()) for name in logs[0]}
-
-
-@contextmanager
-def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Iterator[Rollout]]:
-    """Batches without end."""
-    yield (env.rollout(actor, config.num_steps) for _ in repeat(None))
+    ratios = samples.log_ratios.exp()
+    unexplained = (samples.targets - samples.values).var(correction=0)
+    return mean_of(logs) | {
+        "explained_variance": float(1 - unexplained / (samples.targets.var(correction=0) + 1e-8)),
+        "rho": float(ratios.clamp(max=config.rho_bar).mean()),
+        "kl_behaviour": float((ratios - 1 - samples.log_ratios).mean()),
+    }
 
 
 def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:
@@ -220,16 +229,21 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
-        parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
-        with training("impala", config, folder, parts, weight_bytes=actor.num_bytes) as run:
+        prox = copy.deepcopy(actor)
+        parts = {"agent": agent, "prox": prox, "optimizer": optimizer, "shuffling": shuffling}
+        parts["scale"] = reward_scale
+        with training("impala", config, folder, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             with batches(env, actor, config) as collected:
                 while run.goes_on:
                     if config.anneal_lr:
                         optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
                     rollout = next(collected)
-                    rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
-                    losses = update(agent, optimizer, rollout, rewards, config, shuffling)
+                    if run.updates % config.prox_interval == 0:
+                        prox.load_state_dict(actor.state_dict())
+                    samples = make_samples(agent, prox, rollout, config, reward_scale)
+                    losses = update(agent, optimizer, samples, config, shuffling)
+                    agent.observe(rollout.obs, rollout.valid)
                     run.log(rollout, env.stats(), losses)
     return run.summary()
 

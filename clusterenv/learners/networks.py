@@ -51,7 +51,7 @@ class Actor(nn.Module):
         super().__init__()
         self.observation_space = observation_space
         self.normalize_obs = normalize_obs
-        size = _feature_size(observation_space)
+        size = feature_size(observation_space)
         outputs, self.first_action = _action_outputs(action_space)
         self.continuous = isinstance(action_space, gym.spaces.Box)
         self.actor = mlp([size, *hidden, outputs], last_gain=0.01)
@@ -78,7 +78,7 @@ class Actor(nn.Module):
 
     def features(self, obs: Obs) -> Tensor:
         """The observations as [..., D] float32, normalised if this agent does that; leading axes are kept."""
-        flat = _flatten(self.observation_space, obs)
+        flat = flatten(self.observation_space, obs)
         if not self.normalize_obs:
             return flat
         return ((flat - self.obs_mean) * torch.rsqrt(self.obs_var + 1e-8)).clamp(-OBS_CLIP, OBS_CLIP)
@@ -104,7 +104,7 @@ class Actor(nn.Module):
         """Take the rows of `obs` [T, N, ...] where `valid` [T, N] into the observation statistics."""
         if not self.normalize_obs:
             return
-        rows = _flatten(self.observation_space, obs)[torch.as_tensor(valid)].double()
+        rows = flatten(self.observation_space, obs)[torch.as_tensor(valid)].double()
         if not len(rows):
             return
         mean, var, count = merge_moments(
@@ -137,7 +137,7 @@ class Agent(Actor):
             SpaceError: as `Actor`.
         """
         super().__init__(observation_space, action_space, hidden=hidden, normalize_obs=normalize_obs)
-        self.critic = mlp([_feature_size(observation_space), *hidden, 1], last_gain=1.0)
+        self.critic = mlp([feature_size(observation_space), *hidden, 1], last_gain=1.0)
 
     def value(self, obs: Obs) -> Tensor:
         """The value [n] of a batch of observations."""
@@ -163,28 +163,33 @@ class Agent(Actor):
         return actor
 
 
-def mlp(sizes: Sequence[int], *, last_gain: float) -> nn.Sequential:
-    """Linear layers with tanh between: orthogonal weights (gain sqrt 2, last `last_gain`) and zero biases."""
+def mlp(sizes: Sequence[int], *, last_gain: float, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    """Linear layers, `activation` between: orthogonal weights (gain sqrt 2, last `last_gain`), biases 0."""
     layers: list[nn.Module] = []
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
         layer = nn.Linear(inputs, outputs)
         nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
         nn.init.zeros_(layer.bias)
-        layers += [layer] if last else [layer, nn.Tanh()]
+        layers += [layer] if last else [layer, activation()]
     return nn.Sequential(*layers)
 
 
-def _feature_size(space: gym.Space[Any]) -> int:
+def feature_size(space: gym.Space[Any]) -> int:
+    """D, the length of an observation once it is flat.
+
+    Raises:
+        SpaceError: if observations of `space` have no fixed size.
+    """
     match space:
         case gym.spaces.Box() | gym.spaces.MultiBinary():
             return math.prod(space.shape)
         case gym.spaces.Discrete():
             return int(space.n)
         case gym.spaces.Dict():
-            return sum(_feature_size(part) for part in space.values())
+            return sum(feature_size(part) for part in space.values())
         case gym.spaces.Tuple():
-            return sum(_feature_size(part) for part in space)
+            return sum(feature_size(part) for part in space)
         case _:
             raise SpaceError(
                 f"the learners' agent observes Box, Discrete, MultiBinary, Dict and Tuple spaces, not {space}"
@@ -203,12 +208,13 @@ def _action_outputs(space: gym.Space[Any]) -> tuple[int, int]:
             )
 
 
-def _flatten(space: gym.Space[Any], obs: Obs) -> Tensor:
+def flatten(space: gym.Space[Any], obs: Obs) -> Tensor:
+    """Observations [..., *shape] of `space` as [..., D] float32, one-hot where they are Discrete."""
     match space:
         case gym.spaces.Dict():
-            return torch.cat([_flatten(part, obs[key]) for key, part in space.items()], dim=-1)
+            return torch.cat([flatten(part, obs[key]) for key, part in space.items()], dim=-1)
         case gym.spaces.Tuple():
-            return torch.cat([_flatten(part, value) for part, value in zip(space, obs, strict=True)], dim=-1)
+            return torch.cat([flatten(part, value) for part, value in zip(space, obs, strict=True)], dim=-1)
         case gym.spaces.Discrete():
             rows = torch.as_tensor(obs, dtype=torch.int64) - int(space.start)
             return functional.one_hot(rows, int(space.n)).float()

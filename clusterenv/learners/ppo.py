@@ -32,7 +32,7 @@ from clusterenv.learners.networks import Agent
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.returns import generalized_advantage
 from clusterenv.learners.runs import Summary
-from clusterenv.learners.training import launched, shuffled, training
+from clusterenv.learners.training import launched, mean_of, shuffled, training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def update(
             nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
             optimizer.step()
             logs.append(log)
-        means = {name: float(torch.stack([log[name] for log in logs]).mean()) for name in logs[0]}
+        means = mean_of(logs)
         if config.target_kl is not None and means["kl_k3"] > config.target_kl:
             break
     unexplained = (samples.returns - samples.values).var(correction=0)
@@ -222,7 +222,7 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
         parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
-        with training("ppo", config, folder, parts, weight_bytes=agent.num_bytes) as run:
+        with training("ppo", config, folder, parts, acting=agent) as run:
             env.reset(seed=run.reset_seed)
             while run.goes_on:
                 if config.anneal_lr:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.learners import interrupts
@@ -68,6 +68,11 @@ class Training:
         return self._run.steps
 
     @property
+    def updates(self) -> int:
+        """Batches learnt from so far."""
+        return self._run.updates
+
+    @property
     def remaining(self) -> float:
         """What is left of the run, from 1 to 0."""
         return max(0.0, 1 - self._run.steps / self._config.total_steps)
@@ -114,7 +119,7 @@ class Training:
 
 @contextmanager
 def training(
-    algorithm: str, config: Options, folder: Path, parts: Mapping[str, Any], *, weight_bytes: int
+    algorithm: str, config: Options, folder: Path, parts: Mapping[str, Any], *, acting: nn.Module
 ) -> Iterator[Training]:
     """A run in `folder`, begun or gone on with; however it ends, its agent is saved.
 
@@ -123,14 +128,14 @@ def training(
         config: every option.
         folder: for the run's files.
         parts: all that the run changes, as `resuming.Parts`; "agent" and "optimizer" among them. None: none.
-        weight_bytes: of what workers act with.
+        acting: what workers act with.
     """
     with Run(
         algorithm,
         config,
         folder,
         total_steps=config.total_steps,
-        weight_bytes=weight_bytes,
+        weight_bytes=sum(tensor.nbytes for tensor in acting.state_dict().values()),
         checkpoint_every=config.checkpoint_every,
         resume=config.resume is not None,
     ) as run:
@@ -141,6 +146,17 @@ def training(
         finally:
             interrupts.hold()
             course.save()
+
+
+@torch.no_grad()
+def follow(target: nn.Module, source: nn.Module, rate: float) -> None:
+    """The parameters of `target` move towards those of `source` by a share of the way."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), rate)
+
+
+def mean_of(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The means of what was logged at each of some steps of the optimiser."""
+    return {name: float(torch.stack([log[name] for log in logs]).mean()) for name in logs[0]} if logs else {}
 
 
 def shuffled(samples: SamplesT, num_minibatches: int, generator: torch.Generator) -> list[SamplesT]:

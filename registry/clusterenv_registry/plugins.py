@@ -39,7 +39,7 @@ def load(points: Iterable[EntryPoint]) -> Plugins:
     entries: list[Entry] = []
     backends: list[Backend] = []
     broken: list[Broken] = []
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager = _Manager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     for owner, point in sorted(((_owner(point), point) for point in points), key=lambda pair: pair[0]):
         try:
@@ -53,6 +53,14 @@ def load(points: Iterable[EntryPoint]) -> Plugins:
             summary = f"{type(error).__name__}: {error}"
             broken.append(Broken(owner, summary, traceback=traceback.format_exc()))
     return Plugins(tuple(entries), tuple(backends), tuple(broken))
+
+
+class _Manager(pluggy.PluginManager):
+    """Looks for hooks among the names that a module gives, not those that every module has."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        """As pluggy's, for which looking at `__doc__` and its kin takes most of its time."""
+        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
 
 
 def _registered(manager: pluggy.PluginManager, point: EntryPoint, owner: str) -> object:

@@ -23,7 +23,8 @@ from clusterenv_registry.entry import (
 from clusterenv_registry.errors import RegistrationError, RegistryError, StoreError
 
 FORMAT = 1
-LOCK_TIMEOUT_S = 30.0
+LOCK_TIMEOUT_S = 120.0
+"""A live process holds it, since a dead one lets go; many at once on a busy machine take their time."""
 FOUND: Final = ("sha256", "observation_space", "action_space")
 """What a check finds and an entry keeps."""
 

@@ -101,6 +101,12 @@ def test_rule_becomes_options_of_train(rule: str, threshold: object, sync: str, 
     assert (run.settings["seed"], run.settings["max_lag"]) == (3, 64)
 
 
+def test_no_milestone_forces_a_sync_in_a_sweep(tmp_path: Path) -> None:
+    run = SweepRun.of(sweep(tmp_path / "r"), "0.05", 1)
+
+    assert run.settings["checkpoint_every"] > 1e6 * run.settings["total_steps"]
+
+
 @pytest.mark.parametrize("option", ["max_lag", "--max-lag=64", "=3"])
 def test_option_without_name_or_value_is_refused(option: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected NAME=VALUE"):

@@ -87,6 +87,7 @@ TEST_CASE("a slab that is moved is closed once") {
     CHECK(!is_open(first));
 }
 
+#ifndef __SANITIZE_THREAD__  // which does not follow forks
 TEST_CASE("a process that is handed the descriptor shares the memory") {
     const Slab slab = Slab::create(64);
     const pid_t child = ::fork();
@@ -101,3 +102,4 @@ TEST_CASE("a process that is handed the descriptor shares the memory") {
     CHECK(status == 0);
     CHECK(slab.bytes()[5] == std::byte{5});
 }
+#endif

@@ -185,3 +185,25 @@ def test_vtrace_refuses_a_rho_bar_below_c_bar() -> None:
 
     with pytest.raises(ValueError, match=r"rho_bar is 0\.5 and c_bar 1\.0"):
         vtrace(floats, floats, floats, flags, flags, flags, floats, gamma=1.0, rho_bar=0.5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(envs=_batches(), gamma=st.floats(0, 1), bars=st.tuples(st.floats(1, 3), st.floats(0, 2)))
+def test_vtrace_on_policy_is_the_n_step_return(
+    envs: list[list[reference.Step]], gamma: float, bars: tuple[float, float]
+) -> None:
+    """With both bars at 1 or above, whatever they are: IMPALA, section 4.1."""
+    c_bar, rho_bar = bars[0], bars[0] + bars[1]
+    arrays = [_array(envs, name) for name in ARRAYS]
+
+    trace = vtrace(*arrays, np.zeros(arrays[0].shape), gamma=gamma, rho_bar=rho_bar, c_bar=c_bar)
+
+    for env, steps in enumerate(envs):
+        for t, step in enumerate(steps):
+            episode = list(reference._episode(steps, t))
+            n_step = step.value
+            if episode:
+                last = episode[-1]
+                rest = 0.0 if last.terminated else gamma ** len(episode) * last.following
+                n_step = rest + sum(gamma**n * later.reward for n, later in enumerate(episode))
+            assert trace.targets[t, env] == pytest.approx(n_step, abs=1e-8)

@@ -152,6 +152,7 @@ def test_failed_change_leaves_the_file_and_no_scratch(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.process
+@pytest.mark.timeout(300)
 def test_processes_that_add_at_once_lose_nothing() -> None:
     script = (
         "import sys\n"
@@ -160,6 +161,6 @@ def test_processes_that_add_at_once_lose_nothing() -> None:
         "for i in range(3): store.add(f'Env{sys.argv[1]}-{i}', FileSource('/envs/e.py'))"
     )
     processes = [subprocess.Popen([sys.executable, "-c", script, str(number)]) for number in range(100)]
-    assert [process.wait(timeout=100) for process in processes] == [0] * 100
+    assert [process.wait(timeout=250) for process in processes] == [0] * 100
 
     assert set(store.read().entries) == {f"Env{number}-{i}" for number in range(100) for i in range(3)}

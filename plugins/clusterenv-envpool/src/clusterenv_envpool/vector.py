@@ -52,10 +52,8 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         self._pool = self._made([None] * num_envs)
         if self._pool.config.get("max_num_players", 1) != 1:
             raise ValueError(f"{env_name!r} has several players; only environments of one agent can be run")
-        with warnings.catch_warnings():  # of bounds that are rounded to the dtype of their space
-            warnings.filterwarnings("ignore", r".*precision lowered", UserWarning)
-            self.single_observation_space = _mended(self._pool.single_observation_space)
-            self.single_action_space = self._pool.single_action_space
+        self.single_observation_space = _mended(self._pool.single_observation_space)
+        self.single_action_space = self._pool.single_action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.render_mode = self._pool.render_mode
@@ -120,7 +118,7 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
     def _made(self, seeds: list[int | None]) -> Pool:
         """A new pool, with 31 bits of each seed, and fresh entropy where there is none."""
         try:
-            return envpool.make_gymnasium(
+            pool: Pool = envpool.make_gymnasium(
                 self._name,
                 num_envs=self.num_envs,
                 batch_size=self._batch,
@@ -131,6 +129,10 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         except (AssertionError, TypeError) as error:
             given = f" with {self._kwargs}" if self._kwargs else ""
             raise ValueError(f"EnvPool refuses {self._name!r}{given}: {error}") from error
+        with warnings.catch_warnings():  # of bounds that are rounded to the dtype of their space
+            warnings.filterwarnings("ignore", r".*precision lowered", UserWarning)
+            _ = pool.observation_space, pool.action_space  # made at the first look, and kept
+        return pool
 
     def _reset_rows(
         self, rows: NDArray[np.int32], seeds: Sequence[int | None] | None

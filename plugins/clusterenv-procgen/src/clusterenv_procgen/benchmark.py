@@ -6,7 +6,7 @@ All take the same random actions, in turns, and the figures are ratios to the fi
 
     library  one handle of n games, which the library's own threads step, as in OpenAI's package
     handles  n handles of one game each, in one thread: what seeds of their own cost
-    backend  `ProcgenVectorEnv`: that, and Gymnasium's contract; observations are copied
+    backend  the vector that workers step: that, with Gymnasium's contract
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from clusterenv_procgen.library import Arrays, Handle
 from clusterenv_procgen.options import GAMES, Options
-from clusterenv_procgen.vector import ProcgenVectorEnv
+from clusterenv_procgen.vector import make
 
 Step = Callable[[NDArray[np.int64]], object]
 
@@ -48,7 +48,7 @@ def measured(game: str, num_envs: int, num_threads: int, steps: int, turns: int)
     loops = {
         "library": _library(game, num_envs, num_threads),
         "handles": _handles(game, num_envs),
-        "backend": ProcgenVectorEnv(game, num_envs, num_threads=num_threads, rand_seed=0).step,
+        "backend": make(game, num_envs, num_threads=num_threads, rand_seed=0).step,
     }
     rng = np.random.default_rng(0)
     rates: dict[str, list[NDArray[np.float64]]] = {name: [] for name in loops}

@@ -57,7 +57,8 @@ class Games:
         self.arrays = arrays = Arrays(n, render=render)
         """What the games read and write; of those that ended, the start of the next level."""
         self.final_obs = np.zeros_like(arrays.obs)
-        """[n, 64, 64, 3] the last observations of those that ended."""
+        """[n, 64, 64, 3] the last observations of those that ended, until they are shown."""
+        self._shown = np.zeros(n, np.bool_)
         self.fresh = np.ones(n, np.bool_)
         """[n] at the start of an episode that nobody was told of."""
         self._elapsed = np.zeros(n, np.int64)
@@ -86,6 +87,13 @@ class Games:
         self._act([self._handles[row] for row in rows])
         return self._ended(rows)
 
+    def show_final(self, row: int) -> None:
+        """Until `begin`, the last observation of a game that terminated is in the arrays, not the next."""
+        following = self.arrays.obs[row].copy()
+        self.arrays.obs[row] = self.final_obs[row]
+        self.final_obs[row] = following
+        self._shown[row] = True
+
     def begin(self, row: int, seed: int | None = None) -> None:
         """The game is at the start of an episode: with a seed, of the first in the sequence of that seed."""
         if seed is not None:
@@ -95,6 +103,9 @@ class Games:
         elif not self.fresh[row]:
             self.arrays.actions[row] = -1
             self._games[row].act()
+        elif self._shown[row]:
+            self.arrays.obs[row] = self.final_obs[row]
+        self._shown[row] = False
         self.arrays.rewards[row] = 0.0
         self.arrays.prev_level_seed[row] = self.arrays.level_seed[row]
         self.arrays.prev_level_complete[row] = False

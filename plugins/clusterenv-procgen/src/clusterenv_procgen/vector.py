@@ -108,7 +108,7 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
         for row in np.flatnonzero(mask).tolist():
             self._games.begin(row, seeds[row])
         self._ended[mask] = False
-        return self._seen(self._ended & self._games.fresh), self._infos(mask)
+        return self._seen(), self._infos(mask)
 
     def step(
         self, actions: NDArray[np.integer[Any]]
@@ -151,11 +151,13 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
         self._refuse(actions, rows)
         games = self._games
         games.arrays.actions[rows] = actions
-        begun = rows[self._ended[rows]]  # in NEXT_STEP only; their actions are ignored
-        for row in begun.tolist():
-            games.begin(row)
-        self._ended[begun] = False
-        moved = np.setdiff1d(rows, begun) if len(begun) else rows
+        moved = rows
+        if self._ended.any():  # in NEXT_STEP only; the actions of such rows are ignored
+            ended = self._ended[rows]
+            for row in rows[ended].tolist():
+                games.begin(row)
+            self._ended[rows] = False
+            moved = rows[~ended]
         terminations, truncations = games.step(None if len(moved) == self.num_envs else moved)
         ended = terminations | truncations
         rewards = games.arrays.rewards.astype(np.float64)
@@ -163,7 +165,9 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
             infos = self._begin_with_finals(np.flatnonzero(ended).tolist(), terminations)
             return self._seen(), rewards, terminations, truncations, infos
         self._ended |= ended
-        return self._seen(terminations), rewards, terminations, truncations, self._infos(over=terminations)
+        for row in np.flatnonzero(terminations).tolist():
+            games.show_final(row)
+        return self._seen(), rewards, terminations, truncations, self._infos(over=terminations)
 
     def _begin_with_finals(self, rows: list[int], terminations: Flags) -> dict[str, Any]:
         """The rows are in their next episodes; the infos have what was last seen of those before."""
@@ -177,14 +181,9 @@ class ProcgenVectorEnv(VectorEnv[Pixels, NDArray[np.integer[Any]], NDArray[Any]]
                 self._games.begin(row)
         return {**finals, **self._infos()}
 
-    def _seen(self, over: Flags | None = None) -> Pixels:
-        """Observations [n], of rows that are `over` the last ones."""
-        games = self._games
-        if over is None or not over.any():
-            return games.arrays.obs.copy() if self._copy else games.arrays.obs
-        obs = games.arrays.obs.copy()
-        obs[over] = games.final_obs[over]
-        return obs
+    def _seen(self) -> Pixels:
+        obs = self._games.arrays.obs
+        return obs.copy() if self._copy else obs
 
     def _infos(self, mask: Flags | None = None, over: Flags | None = None) -> dict[str, Any]:
         """The infos of the rows of `mask`, or all; rows that are `over` are seen in their last level."""

@@ -1,0 +1,254 @@
+"""Runs, faults and the invariants that hold after each; all but the timing follows from a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from clusterenv import ClusterEnv, LocalConfig, peers
+from clusterenv.errors import EnvError
+from tests.agents import MLPAgent
+from tests.chaos.faults import (
+    FAULTS,
+    LEASE_S,
+    LOSSES,
+    NETWORK_FAULTS,
+    PATIENCE,
+    STEP_TIMEOUT_S,
+    Target,
+    has_own_network,
+)
+from tests.chaos.ledger import Checker, Ledger, WrongRow
+from tests.processes import alive, wait_until
+
+NODES, ENVS_PER_NODE, RUNNERS = 2, 4, 2
+FAULTS_OF_A_RUN = 20
+CALL_S = 40.0 * PATIENCE
+"""A call that takes longer has hung: it is more than all limits that it may meet add up to."""
+RECOVER_S = 60.0 * PATIENCE
+
+
+@dataclass
+class Outcome:
+    """What a fault led to."""
+
+    kind: str
+    call: str
+    outcome: str
+    """"rows": rows of a lost worker; "error": an EnvError; "unharmed"; anything else is a failure."""
+    recovered_s: float
+    longest_call_s: float
+
+
+@dataclass
+class Report:
+    """All that a run of the suite has seen."""
+
+    seed: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    rows: int = 0
+    failures: list[str] = field(default_factory=list)
+    rss_mb: list[float] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+    def table(self) -> str:
+        """Markdown: faults by kind, outcomes and times."""
+        lines = [
+            "| fault | times | rows lost | error | unharmed | recovered in s: median, most | longest call |"
+        ]
+        lines.append("|---|---|---|---|---|---|---|")
+        for kind in sorted({each.kind for each in self.outcomes}):
+            own = [each for each in self.outcomes if each.kind == kind]
+            counts = [sum(each.outcome == name for each in own) for name in ("rows", "error", "unharmed")]
+            times = [each.recovered_s for each in own]
+            spread = f"{np.median(times):.1f}, {max(times):.1f}"
+            longest = max(each.longest_call_s for each in own)
+            lines.append(
+                f"| {kind} | {len(own)} | {' | '.join(map(str, counts))} | {spread} | {longest:.1f} |"
+            )
+        return "\n".join(lines)
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+
+def run_chaos(seed: int, faults: int, seconds: float = float("inf")) -> Report:
+    """Inject so many faults, or as many as fit into `seconds`, and check every row and every invariant."""
+    report, rng = Report(seed), random.Random(seed)
+    kinds = [*FAULTS, *(NETWORK_FAULTS if has_own_network() else {}), "head_killed"]
+    plan = [kinds[number % len(kinds)] for number in range(faults)]
+    rng.shuffle(plan)
+    end = time.monotonic() + seconds
+    while plan and time.monotonic() < end:
+        batch, plan = plan[:FAULTS_OF_A_RUN], plan[FAULTS_OF_A_RUN:]
+        with _nothing_left(report), tempfile.TemporaryDirectory() as folder, _quick_restarts():
+            _one_run([kind for kind in batch if kind != "head_killed"], Path(folder), rng, report, end)
+            for kind in batch:
+                if kind == "head_killed" and time.monotonic() < end:
+                    _kill_a_head(rng, report)
+        _measure(report)
+    return report
+
+
+def _one_run(kinds: list[str], folder: Path, rng: random.Random, report: Report, end: float) -> None:
+    env_fns = [partial(Ledger, env, folder) for env in range(NODES * ENVS_PER_NODE)]
+    launcher = LocalConfig(nodes=NODES, cpus_per_node=RUNNERS)
+    options: dict[str, Any] = {"lease_s": LEASE_S, "step_timeout_s": STEP_TIMEOUT_S, "max_restarts": 10_000}
+    with ClusterEnv(env_fns, launcher, **options) as env:
+        checker = Checker(env.num_envs)
+        checker.reset(env.reset(seed=rng.randrange(1000))[0])
+        agent = MLPAgent(env)
+        for kind in kinds:
+            if time.monotonic() > end:
+                break
+            report.outcomes.append(_one_fault(kind, env, agent, checker, folder, rng, report))
+        report.rows += checker.rows
+
+
+def _one_fault(
+    kind: str, env: ClusterEnv, agent: Any, checker: Checker, folder: Path, rng: random.Random, report: Report
+) -> Outcome:
+    rank = rng.randrange(NODES)
+    worker = env.stats()["workers"][rank]
+    restarts = worker["restarts"]
+    target = Target(
+        psutil.Process(worker["pid"]), rank * ENVS_PER_NODE + rng.randrange(ENVS_PER_NODE), folder, rng
+    )
+    inject = (FAULTS | NETWORK_FAULTS)[kind](target)
+    fault = threading.Timer(rng.uniform(0, 0.3), inject)
+    call = rng.choice(("step", "rollout"))
+    outcome, longest, calm = "unharmed", 0.0, 0
+    began = time.monotonic()
+    fault.start()
+    while calm < 3:
+        if time.monotonic() - began > RECOVER_S:
+            report.failures.append(f"{kind} in {call}: not recovered within {RECOVER_S:g} s")
+            break
+        started = time.monotonic()
+        faulthandler.dump_traceback_later(2 * CALL_S, exit=True)
+        try:
+            whole = _call(call, env, agent, checker)
+        except EnvError:
+            outcome, whole = "error", False
+            checker.reset(env.reset(seed=rng.randrange(1000))[0])
+        except WrongRow as error:
+            report.failures.append(f"{kind} in {call}: {error}")
+            checker.reset(env.reset(seed=rng.randrange(1000))[0])
+            break
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        longest = max(longest, time.monotonic() - started)
+        outcome = "rows" if not whole and outcome == "unharmed" else outcome
+        again = env.stats()["workers"][rank]["restarts"] > restarts
+        settled = (
+            not fault.is_alive()
+            and (kind not in LOSSES or again)
+            and (kind != "env_raises" or outcome == "error")
+        )
+        calm = calm + 1 if whole and settled else 0
+        time.sleep(0 if whole else 0.01)
+    fault.join()
+    if longest > CALL_S:
+        report.failures.append(f"{kind} in {call}: a call took {longest:.1f} s")
+    return Outcome(kind, call, outcome, time.monotonic() - began, longest)
+
+
+def _call(call: str, env: ClusterEnv, agent: Any, checker: Checker) -> bool:
+    if call == "rollout":
+        return checker.rollout(env.rollout(agent, 16))
+    return checker.step(env.step(np.zeros(env.num_envs, np.int64)))
+
+
+HEAD = """
+import sys, tempfile
+from functools import partial
+from pathlib import Path
+import numpy as np
+from clusterenv import ClusterEnv, LocalConfig
+from tests.chaos.ledger import Ledger
+tempfile.tempdir = sys.argv[1]
+env = ClusterEnv([partial(Ledger, i, Path(sys.argv[1])) for i in range(4)], LocalConfig(nodes=2), lease_s=1.0)
+env.reset(seed=0)
+print("steps", flush=True)
+while True:
+    env.step(np.zeros(4, np.int64))
+"""
+
+
+def _kill_a_head(rng: random.Random, report: Report) -> None:
+    """A head is killed with SIGKILL while it steps: its workers are gone soon."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        head = subprocess.Popen([sys.executable, "-c", HEAD, folder], stdout=subprocess.PIPE, text=True)
+        assert head.stdout is not None
+        assert head.stdout.readline() == "steps\n"
+        started = [child.pid for child in psutil.Process(head.pid).children(recursive=True)]
+        time.sleep(rng.uniform(0, 0.3))
+        began = time.monotonic()
+        head.kill()
+        head.wait()
+        head.stdout.close()
+        try:
+            wait_until(lambda: not alive(started), 30)
+        except AssertionError:
+            report.failures.append(f"head_killed: {alive(started)} of {started} live on")
+    report.outcomes.append(Outcome("head_killed", "step", "unharmed", time.monotonic() - began, 0.0))
+
+
+@contextlib.contextmanager
+def _quick_restarts() -> Iterator[None]:
+    """A run sees more losses in a minute than real ones in a day, so the delays do not grow."""
+    before = peers.FIRST_DELAY_S, peers.LONGEST_DELAY_S
+    peers.FIRST_DELAY_S = peers.LONGEST_DELAY_S = 0.2
+    try:
+        yield
+    finally:
+        peers.FIRST_DELAY_S, peers.LONGEST_DELAY_S = before
+
+
+@contextlib.contextmanager
+def _nothing_left(report: Report) -> Iterator[None]:
+    """No process, folder, or shared memory of a run is there after it."""
+    parent = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder
+        shared, children = set(os.listdir("/dev/shm")), _children()  # noqa: PTH208 - names alone
+        try:
+            yield
+        finally:
+            tempfile.tempdir = parent
+        _, living = psutil.wait_procs(list(_children() - children), timeout=10)
+        report.failures += [f"left running: {each.pid} {each.name()}" for each in living]
+        report.failures += [f"left lying about: {path.name}" for path in Path(folder).glob("clusterenv-*")]
+        left = {name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("clusterenv")}  # noqa: PTH208
+        report.failures += [f"left in shared memory: {name}" for name in left]
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _measure(report: Report) -> None:
+    gc.collect()
+    own = psutil.Process()
+    report.rss_mb.append(round(own.memory_info().rss / 1e6, 1))
+    report.descriptors.append(own.num_fds())
+    report.threads.append(own.num_threads())

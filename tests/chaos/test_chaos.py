@@ -1,0 +1,69 @@
+"""The short form of the chaos suite, and what its checker must see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.chaos.driver import run_chaos
+from tests.chaos.ledger import Checker, WrongRow, length_of, reward_of
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("nothing_left")
+def test_faults_leave_no_wrong_row_no_call_that_hangs_and_nothing_behind() -> None:
+    report = run_chaos(seed=1, faults=11, seconds=90)
+
+    assert not report.failures
+    assert len(report.outcomes) >= 5
+    assert report.rows > 1000
+    assert {each.outcome for each in report.outcomes} <= {"rows", "error", "unharmed"}
+
+
+ONE = (0, 7, 2, 1)
+"""Environment 0, life 7, episode 2, step 1."""
+
+
+def step_to(row: tuple[int, ...], reward: float, **info: Any) -> tuple[Any, ...]:
+    arrays = {name: np.array([value]) for name, value in info.items()}
+    return np.array([row], float), np.array([reward]), np.array([False]), np.array([False]), arrays
+
+
+def followed() -> Checker:
+    checker = Checker(1)
+    checker.reset(np.array([[0, 7, 2, 0]], float))
+    checker.step(step_to(ONE, reward_of(ONE)))
+    return checker
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        step_to((0, 7, 2, 3), reward_of((0, 7, 2, 3))),  # a step is missing
+        step_to(ONE, reward_of(ONE)),  # one came twice
+        step_to((0, 7, 2, 2), 0.5),  # a reward of another step
+        step_to((0, 8, 2, 2), reward_of((0, 8, 2, 2))),  # of an environment that was built again
+        step_to((1, 7, 2, 2), reward_of((1, 7, 2, 2))),  # of another environment
+        step_to(ONE, 0.0, valid=False, worker_lost=True),  # a loss without truncation
+        step_to((0, 8, 0, 1), 0.0, valid=False, worker_lost=False),  # back, but not at a beginning
+    ],
+)
+def test_checker_refuses_a_row_that_cannot_come_next(step: tuple[Any, ...]) -> None:
+    with pytest.raises(WrongRow, match="environment 0"):
+        followed().step(step)
+
+
+def test_checker_takes_a_loss_and_a_return() -> None:
+    checker = followed()
+    lost = step_to(ONE, 0.0, valid=False, worker_lost=True)
+    lost[3][0] = True
+
+    assert not checker.step(lost)
+    assert not checker.step(step_to(ONE, 0.0, valid=False, worker_lost=False))
+    assert not checker.step(step_to((0, 8, 0, 0), 0.0, valid=False, worker_lost=False))
+    assert checker.step(step_to((0, 8, 0, 1), reward_of((0, 8, 0, 1))))
+    assert length_of(0, 0) > 1
