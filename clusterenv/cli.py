@@ -195,7 +195,7 @@ _COMMANDS = {
     "train": _Command("train ALGO", "train an agent, such as `train ppo --env-id CartPole-v1`", _train),
     "evaluate": _Command("evaluate", "play episodes with a trained agent", _evaluate),
     "plot": _Command("plot", "draw the learning curves of runs", _plot),
-    "bench": _Command("bench", "measure steps per second", _bench),
+    "bench": _Command("bench", "measure steps per second, and what AAPS saves", _bench),
     "doctor": _Command("doctor", "check this host and a Slurm site before the first job", _doctor),
     "status": _Command("status [RUN]", "show your runs, and the workers of one", _status),
     "logs": _Command("logs RUN [RANK]", "show what the workers of a run have written", _logs),

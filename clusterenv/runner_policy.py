@@ -73,12 +73,13 @@ class RunnerPolicy:
     def adopt_news(self) -> None:
         """Act with the last weights that came as news; in episodes under way, when they have ended."""
         news, self._news = self._news, None
-        if news is None:
-            return
-        if self._episodes is not None and self._episodes.keep(self.version, self.adapter):
-            assert self._make is not None
-            self._adapter = self._make()
-        self._load(news.version, news.state)
+        if news is not None:
+            if self._episodes is not None and self._episodes.keep(self.version, self.adapter):
+                assert self._make is not None
+                self._adapter = self._make()
+            self._load(news.version, news.state)
+        if self._episodes is not None:
+            self._episodes.begin(self.version)
 
     def _load(self, version: int, state: bytes) -> None:
         self.adapter.load_state(policy.decode_state(state))
@@ -96,7 +97,7 @@ class RunnerPolicy:
     def end_episodes(self, rows: Flags) -> None:
         """Environments of `rows` [n] begin an episode next."""
         if self._episodes is not None:
-            self._episodes.begin_episodes(rows, self.version)
+            self._episodes.end(rows)
 
     def act(self, obs: Nested, *, with_values: bool, seed: int, **by_row: Any) -> Acted:
         """What is done in each environment; see `AgentAdapter.act`."""
@@ -116,18 +117,26 @@ class EpisodePolicies:
         """All environments act with `version`, the newest."""
         self.versions = np.full(num_envs, version, np.int64)
         """[n]: with which each environment acts."""
+        self._ended = np.zeros(num_envs, np.bool_)
         self._older: dict[int, AgentAdapter] = {}
 
     def keep(self, version: int, adapter: AgentAdapter) -> bool:
         """Whether `version`, no longer the newest, is still acted with, and `adapter` therefore kept."""
-        is_used = bool((self.versions == version).any())
+        is_used = bool((self.versions[~self._ended] == version).any())
         if is_used:
             self._older[version] = adapter
         return is_used
 
-    def begin_episodes(self, rows: Flags, version: int) -> None:
-        """Environments of `rows` [n] act with `version`, the newest, from now on."""
-        self.versions[rows] = version
+    def end(self, rows: Flags) -> None:
+        """Environments of `rows` [n] have ended their episode."""
+        self._ended |= rows
+
+    def begin(self, version: int) -> None:
+        """Those that have ended their episode begin the next with `version`, the newest."""
+        if not self._ended.any():
+            return
+        self.versions[self._ended] = version
+        self._ended[:] = False
         used = set(self.versions.tolist())
         self._older = {older: adapter for older, adapter in self._older.items() if older in used}
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -254,7 +254,7 @@ class LocalSession:
         if not self._in_environment:
             self._connection.write(self._connection_path)
         self._launcher = make_launcher(launcher, self._command, run_dir=self._run_dir)
-        self.head.attach(self._server, _LauncherProcesses(self._launcher))
+        self.head.attach(self._server, _LauncherProcesses(self._launcher, self._renew_keys))
         run = Description(run_id, self._run_dir, name, launcher, self.head, self._launcher)
         self._reporter = Reporter(self._run_dir, run)
         self._reporter.begin()
@@ -275,6 +275,11 @@ class LocalSession:
                 self.head.keep()
             except Exception:
                 logger.exception("looking after the workers failed; the next look comes soon")
+
+    def _renew_keys(self) -> None:
+        """Keys are there for a replacement: a worker that was cut off takes us for gone and removes them."""
+        if self._connection is not None and not self._in_environment and not self._connection_path.exists():
+            self._connection.write(self._connection_path)
 
     def _remove_keys(self) -> None:
         if not self._run_dir.is_symlink():  # what lies in a folder that a link leads to is not of this run
@@ -360,8 +365,9 @@ def _warn_of_few_cores(launcher: ManualConfig | SlurmConfig, peers: Sequence[Pee
 class _LauncherProcesses:
     """A launcher, as the head wants to see it."""
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, before_respawn: Callable[[], None]) -> None:
         self._launcher = launcher
+        self._before_respawn = before_respawn
 
     def ended(self) -> Mapping[int, Ended]:
         return {
@@ -378,6 +384,7 @@ class _LauncherProcesses:
             self._launcher.look_soon()
 
     def respawn(self, rank: int, incarnation: int) -> None:
+        self._before_respawn()
         self._launcher.respawn(rank, incarnation)
 
     def log_path(self, rank: int) -> Path | None:

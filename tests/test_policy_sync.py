@@ -31,6 +31,7 @@ def decision(
     divergence: float | None = 0.0,
     age_s: float = 0.0,
     forced: bool = False,
+    awaited: bool = False,
 ) -> Decision:
     return decide(
         config,
@@ -39,11 +40,23 @@ def decision(
         divergence=divergence,
         age_s=age_s,
         forced=forced,
+        awaited=awaited,
     )
 
 
 def pull(reason: SyncReason) -> Decision:
     return Decision(pull=True, reason=reason)
+
+
+def test_decide_waits_for_a_divergence_that_will_be_known_but_not_beyond_the_bounds() -> None:
+    config = SyncConfig(max_lag=3, max_age_s=1.0)
+
+    assert not decision(config, divergence=None, awaited=True).pull
+    assert decision(config, divergence=None) == pull(SyncReason.NO_DIVERGENCE)
+    assert decision(config, published=14, divergence=None, awaited=True) == pull(SyncReason.MAX_LAG)
+    assert decision(config, divergence=None, age_s=2.0, awaited=True) == pull(SyncReason.MAX_AGE)
+    every_version = SyncConfig(kl_threshold=0.0)
+    assert decision(every_version, divergence=None, awaited=True) == pull(SyncReason.DIVERGENCE)
 
 
 @pytest.mark.parametrize("sync", ["adaptive", "every", "interval:3", "broadcast", "never"])

@@ -9,7 +9,7 @@ import torch
 
 from clusterenv.batches import EpisodeRecord, Fragment
 from clusterenv.layout import SpaceLayout
-from clusterenv.rollout import Rollout, assemble
+from clusterenv.rollout import Part, Rollout, assemble, side_by_side
 
 NESTED = gym.spaces.Dict(
     {"image": gym.spaces.Box(0, 255, (2, 2), np.uint8), "pair": gym.spaces.Tuple([gym.spaces.Discrete(1000)])}
@@ -159,3 +159,25 @@ def test_torch_copies_what_cannot_be_written() -> None:
     rollout.rewards.flags.writeable = False
 
     assert torch.equal(rollout.torch().rewards, torch.tensor(rollout.rewards.tolist()))
+
+
+def test_fragments_of_a_stream_lie_side_by_side_with_their_own_versions() -> None:
+    mixed = fragment(3, 2, ends=[(2, 0)], version=5)
+    mixed.versions = np.array([[4, 4], [4, 4], [5, 4], [5, 5]])
+    rollout = side_by_side(
+        [
+            Part(mixed, worker=1, first_env=3, kl=0.5),
+            Part(fragment(0, 3, ends=[(1, 2)], version=6), worker=0, first_env=0, kl=0.25),
+        ],
+        obs_layout=OBS,
+        action_layout=ACTIONS,
+        published_version=7,
+        kl=[0.25, 0.5],
+    )
+    assert rollout.env_ids.tolist() == [3, 4, 0, 1, 2]
+    assert rollout.workers.tolist() == [1, 1, 0, 0, 0]
+    assert rollout.row_kl.tolist() == [0.5, 0.5, 0.25, 0.25, 0.25]
+    assert rollout.policy_version[2].tolist() == [5, 4, 6, 6, 6]
+    assert rollout.policy_lag[2].tolist() == [2, 3, 1, 1, 1]
+    assert rollout.final_index.tolist() == [[1, 4], [2, 0]]
+    assert [episode.env_id for episode in rollout.episodes] == [2, 3]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from clusterenv.batches import EpisodeRecord, Fragment, StepBatch, unmoved_step
 from clusterenv.commands import (
+    Abandoned,
     Act,
     Call,
     CallBatch,
@@ -49,6 +50,24 @@ def test_merging_the_slices_of_a_fragment_gives_the_fragment(case: tuple[int, in
     assert all(np.array_equal(a, b) for a, b in zip(whole.frames(), merged.frames(), strict=True))
     assert np.array_equal(whole.params, merged.params)
     assert merged.episodes == whole.episodes
+
+
+def test_versions_of_fragments_are_told_row_by_row_where_they_differ() -> None:
+    slices = contiguous(3, 2)
+    parts = [_fragment(np.random.default_rng(0), rows.stop - rows.start) for rows in slices]
+    for part, version in zip(parts, (3, 4), strict=True):
+        part.policy_version = version
+    merged = merge(parts, slices)
+    assert isinstance(merged, Fragment)
+    assert merged.policy_version == 4
+    assert merged.versions is not None
+    assert merged.versions.tolist() == [[3, 3, 4]] * 5
+    assert merged.comparable.tolist() == (merged.valid & [False, False, True]).tolist()
+
+
+def test_fragment_that_one_runner_gave_up_is_given_up() -> None:
+    slices = contiguous(3, 2)
+    assert merge([_fragment(np.random.default_rng(0), 2), Abandoned()], slices) == Abandoned()
 
 
 def test_fragments_of_which_one_has_no_parameters_have_none_together() -> None:

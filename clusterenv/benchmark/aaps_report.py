@@ -15,9 +15,11 @@ import tyro
 
 from clusterenv.benchmark import aaps_results as results
 from clusterenv.benchmark.aaps_plots import draw
-from clusterenv.benchmark.aaps_statistics import Interval, difference_interval, iqm, iqm_interval
+from clusterenv.benchmark.aaps_statistics import difference_interval, iqm, iqm_interval
 from clusterenv.errors import ConfigError
 
+FEWEST = 3
+"""Seeds below which no interval is shown, since it would be too narrow."""
 COLUMNS = (
     "rule",
     "seeds",
@@ -137,7 +139,7 @@ def _row(rule: str, runs: Sequence[results.Line], against: Sequence[results.Line
     for score in (at_the_end, over_the_run):
         scores = [score(run) for run in runs]
         others = None if against is None else [score(run) for run in against]
-        comparisons += [_with_interval(iqm_interval(scores)), _difference(scores, others)]
+        comparisons += [_with_interval(scores), _difference(scores, others)]
     return (
         rule,
         str(len(runs)),
@@ -169,8 +171,9 @@ def mean_lag(run: results.Line) -> float:
     return float(sum(lag * rows for lag, rows in lags.items()) / sum(lags.values()))
 
 
-def _with_interval(of: Interval) -> str:
-    return f"{of.value:.0f} [{of.low:.0f}, {of.high:.0f}]"
+def _with_interval(scores: Sequence[float]) -> str:
+    of = iqm_interval(scores)
+    return f"{of.value:.0f} [{of.low:.0f}, {of.high:.0f}]" if len(scores) >= FEWEST else f"{of.value:.0f}"
 
 
 def _difference(scores: Sequence[float], others: Sequence[float] | None) -> str:
@@ -178,4 +181,6 @@ def _difference(scores: Sequence[float], others: Sequence[float] | None) -> str:
         return "-"
     of = difference_interval(scores, others)
     percent = 100 / abs(iqm(others))
+    if min(len(scores), len(others)) < FEWEST:
+        return f"{of.value * percent:+.0f} %"
     return f"{of.value * percent:+.0f} % [{of.low * percent:+.0f}, {of.high * percent:+.0f}]"

@@ -47,6 +47,12 @@ def test_table_gives_differences_in_percent_and_bytes_against_a_broadcast() -> N
     assert "| 6.0 of 5 | 0.01 MB | 2.0 x | 2.0 x |" in other
 
 
+def test_two_seeds_have_no_interval() -> None:
+    runs = next(iter(tasks_of([line for line in LINES if line["seed"] < 3]).values()))
+
+    assert "| 0.05 | 2 | 192 | -5 % |" in table(runs, runs["0"])
+
+
 def test_rules_are_ordered_by_threshold_then_by_name() -> None:
     assert ordered(dict.fromkeys(["never", "inf", "auto", "0.5", "0", "1.0", "interval:4"])) == [
         *("0", "0.5", "1.0", "inf"),

@@ -21,13 +21,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end earlier, after this time")
+    parser.add_argument("--only", nargs="+", metavar="KIND", help="no other faults than these")
     parser.add_argument("--report", type=Path, help="where to write all outcomes as JSON")
     parser.add_argument("--own-network", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.own_network and os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare"):
         words = [sys.executable, "-m", "tests.chaos", *sys.argv[1:], "--own-network"]
         os.execvp("unshare", ["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *words])
-    report = run_chaos(options.seed, options.faults, options.seconds)
+    report = run_chaos(options.seed, options.faults, options.seconds, options.only)
     if options.report is not None:
         report.write(options.report)
     sys.stdout.write(

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -91,10 +91,13 @@ class Report:
         path.write_text(json.dumps(asdict(self), indent=1))
 
 
-def run_chaos(seed: int, faults: int, seconds: float = float("inf")) -> Report:
+def run_chaos(
+    seed: int, faults: int, seconds: float = float("inf"), only: Sequence[str] | None = None
+) -> Report:
     """Inject so many faults, or as many as fit into `seconds`, and check every row and every invariant."""
     report, rng = Report(seed), random.Random(seed)
     kinds = [*FAULTS, *(NETWORK_FAULTS if has_own_network() else {}), "head_killed"]
+    kinds = [kind for kind in kinds if only is None or kind in only]
     plan = [kinds[number % len(kinds)] for number in range(faults)]
     rng.shuffle(plan)
     end = time.monotonic() + seconds

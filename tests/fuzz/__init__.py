@@ -1,0 +1,1 @@
+"""Fuzzers that are run by command."""
