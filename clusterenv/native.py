@@ -55,6 +55,8 @@ def _load_installed_core(package: Path) -> ModuleType:
 
 if TYPE_CHECKING:
     from clusterenv import _core
+    from clusterenv._core import Doorbell as Doorbell
+    from clusterenv._core import Slab as Slab
 else:
     _core = _load_core()
 
@@ -70,3 +72,10 @@ sample_bernoulli = _core.sample_bernoulli
 sample_categorical = _core.sample_categorical
 sample_diag_gaussian = _core.sample_diag_gaussian
 sample_rows = _core.sample_rows
+
+
+def __getattr__(name: str) -> object:
+    """What processes share, looked up when it is asked for, since most of them share nothing."""
+    if name in ("Doorbell", "Slab"):
+        return getattr(_core, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,28 @@ Env = gym.Env[Any, Any]
 Wrapper = gym.Wrapper[Any, Any, Any, Any]
 
 
+class Checks:
+    """Those of the environments of a shard, whose `steps` are kept up with them."""
+
+    def __init__(self, envs: Sequence[Env], steps: list[Callable[..., Any]]) -> None:
+        """Nothing is left out yet."""
+        self._envs = envs
+        self._steps = steps
+        self._left_out: list[list[Wrapper] | None] = [None] * len(envs)
+
+    def leave_out(self, row: int) -> None:
+        """Steps of the environment pass its checks by, if it has passed them."""
+        if self._left_out[row] is None:
+            self._left_out[row] = leave_out(self._envs[row])
+            self._steps[row] = self._envs[row].step
+
+    def put_back(self, row: int) -> None:
+        """Until its next reset the environment steps through all of its wrappers, whatever is done to it."""
+        put_back(self._left_out[row] or ())
+        self._left_out[row] = None
+        self._steps[row] = self._envs[row].step
+
+
 def leave_out(env: Env) -> list[Wrapper] | None:
     """The wrappers that steps of `env` pass by from now on; None while some have something left to check."""
     checks = []

@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from clusterenv_registry import CheckError, RegistryError, register, store
+from clusterenv_registry import CheckError, RegistrationError, RegistryError, register, store
 from clusterenv_registry.checking import check
-from clusterenv_registry.entry import Entry, FileSource, as_item, stored_source
+from clusterenv_registry.entry import Entry, FileSource, ImportSource, as_item, stored_source
 
 __all__ = ["register", "register_env"]
 
@@ -34,9 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.show is not None:
             return _show(options.show, as_json=options.json)
         if options.remove is not None:
-            return _remove(options.remove)
-        env_kwargs = None if options.no_check else options.env_kwargs
-        return _add(options.name, options.path, env_kwargs, replace=options.replace)
+            return _remove(options.remove, as_json=options.json)
+        _add(options)
+        return _show(options.name, as_json=True) if options.json else 0
     except RegistryError as error:
         trace = error.remote_traceback if isinstance(error, CheckError) else ""
         sys.stderr.write(f"{trace}register_env: {error}\n")
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         description='Register an environment by name: {"type": NAME} then means it in every script of yours, '
         "on every node.",
         usage="%(prog)s [-h] (--name NAME --path SOURCE [--replace] [--env-kwargs JSON | --no-check] | "
-        "--list [--json] | --show NAME [--json] | --remove NAME)",
+        "--list | --show NAME | --remove NAME) [--json]",
     )
     parser.add_argument("--name", help="what scripts will call the environment")
     parser.add_argument(
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="show what is registered")
     parser.add_argument("--show", metavar="NAME", help="show all that is known of NAME")
     parser.add_argument("--remove", metavar="NAME", help="forget NAME")
-    parser.add_argument("--json", action="store_true", help="list and show as JSON, for programs")
+    parser.add_argument("--json", action="store_true", help="answer in JSON, for programs")
     return parser
 
 
@@ -80,24 +80,43 @@ def _mapping(text: str) -> dict[str, Any]:
     return value
 
 
-def _add(name: str, path: str, env_kwargs: Mapping[str, Any] | None, *, replace: bool) -> int:
-    """Store the environment, once it was tried with `env_kwargs` if there are any."""
-    source = stored_source(path)
+def _add(options: argparse.Namespace) -> None:
+    """Store the environment, once it was tried unless it shall not be."""
+    name, source, replace = options.name, stored_source(options.path), options.replace
     store.require_free(name, source, replace=replace)
+    if not replace:
+        _require_own(name, source)
     found = {} if not isinstance(source, FileSource) else {"sha256": _sha256(source)}
-    if env_kwargs is not None:
-        checked = check(source, env_kwargs)
+    if not options.no_check:
+        checked = check(source, options.env_kwargs)
         found |= {"observation_space": checked.observation_space, "action_space": checked.action_space}
         for warning in checked.warnings:
             sys.stderr.write(f"register_env: Gymnasium's checker says: {warning}\n")
     store.add(name, source, found, replace=replace)
-    sys.stdout.write(f"{name} is registered as {source}\n")
-    return 0
+    if not options.json:
+        sys.stdout.write(f"{name} is registered as {source}\n")
 
 
-def _remove(name: str) -> int:
+def _require_own(name: str, source: FileSource | ImportSource) -> None:
+    """Return if `name` means nothing to others, or is the user's already.
+
+    Raises:
+        RegistrationError: if an entry of the user's would hide what all scripts know under this name.
+    """
+    from clusterenv_registry.catalogue import offered
+
+    owner = None if name in store.read().entries else offered(name)
+    if owner is not None:
+        raise RegistrationError(
+            f"{name!r} is a name of {owner}; choose another, or --replace makes it "
+            f"{source} in all your scripts"
+        )
+
+
+def _remove(name: str, *, as_json: bool) -> int:
     store.remove(name)
-    sys.stdout.write(f"{name} is no longer registered\n")
+    told = json.dumps({"name": name, "removed": True}) if as_json else f"{name} is no longer registered"
+    sys.stdout.write(told + "\n")
     return 0
 
 

@@ -78,7 +78,7 @@ class Shard:
         self.unready: Flags = np.ones(self.num_envs, np.bool_)
         """[n] rows that need a `reset` first: never reset, or their environment raised."""
         self._steps = [env.step for env in self.envs]
-        self._left_out: list[list[Any] | None] = [None] * self.num_envs
+        self.checks = passed_checks.Checks(self.envs, self._steps)
         self._rows: list[Any] = [None] * self.num_envs  # single observations, as the environments gave them
         self._rewards: list[Any] = [0.0] * self.num_envs
 
@@ -263,19 +263,8 @@ class Shard:
             raise self._failure(row, "reset", error) from error
         self.unready[row] = False
         self.ended[row] = False
-        if self._left_out[row] is None:
-            self._leave_out_checks(row)
+        self.checks.leave_out(row)
         return info
-
-    def _leave_out_checks(self, row: int) -> None:
-        self._left_out[row] = passed_checks.leave_out(self.envs[row])
-        self._steps[row] = self.envs[row].step
-
-    def put_checks_back(self, row: int) -> None:
-        """Until its next reset the environment steps through all of its wrappers, whatever is done to it."""
-        passed_checks.put_back(self._left_out[row] or ())
-        self._left_out[row] = None
-        self._steps[row] = self.envs[row].step
 
     def _step_row(self, row: int, action: object, batch: StepBatch, place: int) -> Info:
         """The info of the step; the observation is in `_rows`, reward and flags are at `place` of `batch`."""

@@ -33,7 +33,7 @@ def call(shard: Shard | VectorShard, command: Call) -> CallBatch:
     results = []
     for row in shard.rows_of(command.mask):
         shard.progress += 1
-        shard.put_checks_back(row)
+        shard.checks.put_back(row)
         result = _call_one(shard, row, command.name, args, kwargs)
         results.append(_encoded(shard, row, command.name, result))
     return CallBatch(results=results)
@@ -52,7 +52,7 @@ def set_attr(shard: Shard | VectorShard, command: SetAttr) -> None:
     blobs = command.values * len(rows) if len(command.values) == 1 else command.values
     for row, blob in zip(rows, blobs, strict=True):
         shard.progress += 1
-        shard.put_checks_back(row)
+        shard.checks.put_back(row)
         try:
             shard.envs[row].set_wrapper_attr(command.name, cloudpickle.loads(blob))
         except ENV_ERRORS as error:

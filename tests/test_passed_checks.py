@@ -58,7 +58,7 @@ def test_episodes_are_the_same_without_checks() -> None:
     for lean in (True, False):
         shard = Shard([made], first_env=0, autoreset_mode=AutoresetMode.SAME_STEP)
         if not lean:
-            shard._leave_out_checks = lambda row: None
+            shard.checks.leave_out = lambda row: None
         shard.reset([1])
         batches = [shard.step(ACTION) for _ in range(9)]
         walks.append([(b.obs[0].tolist(), b.truncations.tolist(), b.final_obs[0].tolist()) for b in batches])

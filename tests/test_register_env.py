@@ -79,6 +79,10 @@ def test_registered_file_can_be_asked_for_by_name(env_file: Path) -> None:
             "'Maze' is already registered as FILE; --replace makes it",
         ),
         (["--remove", "Other"], "'Other' is not registered; there are: Maze"),
+        (["--name", "CartPole-v1", "--path", "FILE"], "'CartPole-v1' is a name of Gymnasium; choose another"),
+        (["--name", "MujocoAnt", "--path", "FILE", "--no-check"], "'MujocoAnt' is a name of ClusterEnv"),
+        (["--name", "envpool", "--path", "FILE"], "'envpool' is a name of clusterenv-envpool"),
+        (["--name", "Two", "--path", "FILE:Other"], "FILE has no 'Other'; environments in it: Maze"),
     ],
 )
 def test_refusal_is_one_sentence_and_status_2(
@@ -170,6 +174,26 @@ def test_list_can_be_read_by_programs(env_file: Path, capsys: pytest.CaptureFixt
     assert told == "Pole is registered as gymnasium.envs.classic_control:CartPoleEnv"
     assert json.loads(rest) == [{"name": "Pole", "target": "gymnasium.envs.classic_control:CartPoleEnv"}]
     assert resolve("Pole", None, {}, ())().reset(seed=0)[0].shape == (4,)
+
+
+def test_every_answer_can_be_read_by_programs(env_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (["--name", "Maze", "--path", str(env_file)], ["--show", "Maze"], ["--remove", "Maze"])
+    answers = []
+    for arguments in asked:
+        assert register_env.main([*arguments, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+
+    assert answers[0] == answers[1]
+    assert answers[0]["path"] == str(env_file)
+    assert answers[2] == {"name": "Maze", "removed": True}
+
+
+def test_name_of_gymnasiums_that_was_replaced_is_the_users(env_file: Path) -> None:
+    add = ["--name", "CartPole-v1", "--path", str(env_file)]
+
+    assert register_env.main([*add, "--replace"]) == 0
+    assert register_env.main(add) == 0
+    assert resolve("gymnasium", "CartPole-v1", {}, ())().reset(seed=0)[0] == 1
 
 
 def test_environment_that_fails_its_check_is_not_registered(

@@ -70,7 +70,13 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "normalize_obs": False,
             "scale_rewards": False,
         },
-        "LunarLander-v3": {"total_steps": 1_000_000, "gamma": 0.995},
+        "LunarLander-v3": {
+            "total_steps": 1_000_000,
+            "num_steps": 64,
+            "num_minibatches": 8,
+            "learning_rate": 2e-3,
+            "gamma": 0.995,
+        },
     },
     "dqn": {
         "CartPole-v1": {

@@ -6,4 +6,5 @@ PYBIND11_MODULE(_core, m) {
     clusterenv::bindings::bind_pack(m);
     clusterenv::bindings::bind_rows(m);
     clusterenv::bindings::bind_sample(m);
+    clusterenv::bindings::bind_shared(m);
 }

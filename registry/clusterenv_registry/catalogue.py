@@ -151,6 +151,24 @@ def contents() -> Catalogue:
     )
 
 
+def offered(name: str) -> str | None:
+    """Who gives `name` a meaning to everybody, so that an entry of the user's hides it; None: nobody."""
+    import gymnasium
+
+    from clusterenv_registry import backends, plugins
+
+    installed = plugins.installed()
+    everything: tuple[Entry | Backend, ...] = (*installed.entries, *installed.backends)
+    owners = [offer.owner for offer in everything if offer.name == name]
+    if owners:
+        return " and ".join(owners)
+    if name in backends.OWN:
+        return backends.OWN[name]
+    if name in CLASSIC:
+        return "ClusterEnv"
+    return "Gymnasium" if name in gymnasium.registry else None
+
+
 def _by_hand(name: str) -> Entry | None:
     """What this process registered, or else what the user stored."""
     if name in _registered:

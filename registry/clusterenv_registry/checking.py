@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -12,10 +13,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clusterenv_registry.entry import FileSource, ImportSource, as_item, from_item
-from clusterenv_registry.errors import CheckError
+from clusterenv_registry.errors import CheckError, RegistryError
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 CHECK_S = 60.0
 """What a check may take, the environment's imports included."""
@@ -47,7 +51,7 @@ def check(
     asked = {"source": as_item(source), "env_kwargs": dict(env_kwargs)}
     home = Path(__file__).parents[1]
     with subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(home)],
+        [sys.executable, "-P", "-c", _CHILD, str(home)],  # the current folder is not where workers look
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -67,6 +71,8 @@ def check(
     except ValueError:
         tail = complaints.strip().splitlines()[-1:] or ["it said nothing"]
         raise CheckError(f"{source} ended its process, with status {process.returncode}: {tail[0]}") from None
+    if "refused" in report:
+        raise CheckError(report["refused"], report["traceback"])
     if "error" in report:
         raise CheckError(f"{source} fails in {report['stage']}: {report['error']}", report["traceback"])
     return Checked(report["observation_space"], report["action_space"], tuple(report["warnings"]))
@@ -95,22 +101,62 @@ def _report(source: FileSource | ImportSource, env_kwargs: dict[str, Any]) -> di
             shipped = code.read(source) if isinstance(source, FileSource) else source
             load(shipped)
             stage = "its constructor"
-            env = EnvFactory("it", shipped, env_kwargs)()
+            env = EnvFactory(str(source), shipped, env_kwargs)()
             stage = "reset and step"
-            env.reset(seed=0)
-            env.action_space.seed(0)
-            for _ in range(STEPS):
-                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-                if terminated or truncated:
-                    env.reset()
+            _walk(env)
             stage = "Gymnasium's checker"
             check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
             spaces = Checked(str(env.observation_space), str(env.action_space), _texts(caught))
             stage = "close"
             env.close()
+    except RegistryError as error:
+        return {"refused": f"{error}{_hint(error, source)}", "traceback": _own_part(error.__cause__)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  it is the environment's, and may be anything
-        return {"stage": stage, "error": _said(error), "traceback": _own_part(error)}
+        told = f"{_said(error)}{_hint(error, source)}"
+        return {"stage": stage, "error": told, "traceback": _own_part(error)}
     return asdict(spaces)
+
+
+def _walk(env: gym.Env[Any, Any]) -> None:
+    """Some steps and resets, with a word on what they return that Gymnasium's own errors do not say."""
+    first = env.reset(seed=0)
+    _require_tuple(first, "reset", ("obs", "info"))
+    env.action_space.seed(0)
+    for _ in range(STEPS):
+        answer = env.step(env.action_space.sample())
+        _require_tuple(answer, "step", ("obs", "reward", "terminated", "truncated", "info"))
+        if answer[2] or answer[3]:
+            env.reset()
+
+
+def _require_tuple(answer: object, call: str, parts: tuple[str, ...]) -> None:
+    if isinstance(answer, tuple) and len(answer) == len(parts):
+        return
+    seen = f"{len(answer)} values" if isinstance(answer, tuple) else f"one {type(answer).__name__}"
+    raise TypeError(f"{call} returned {seen}; expected Gymnasium's {len(parts)}: {', '.join(parts)}")
+
+
+def _hint(error: BaseException, source: FileSource | ImportSource) -> str:
+    """What to do about two things that go wrong often: arguments and modules that are not there."""
+    cause = error.__cause__ if isinstance(error, RegistryError) else error
+    if isinstance(cause, TypeError) and "required" in str(cause) and "argument" in str(cause):
+        return """; give it with --env-kwargs '{"NAME": VALUE}'"""
+    if not isinstance(cause, ModuleNotFoundError) or not cause.name:
+        return ""
+    first = cause.name.partition(".")[0]
+    here = Path.cwd() if isinstance(source, ImportSource) else Path(source.path)
+    here = here if here.is_dir() else here.parent
+    there = next((path for path in (here / f"{first}.py", here / first) if path.exists()), None)
+    if there is None:
+        return ""
+    if isinstance(source, ImportSource):
+        return f"; {there} is not installed: install it, or register it as --path {there}:CLASS"
+    if here == Path(source.path):
+        return f"; {there} is a part of the package: import it as {here.name}.{first}"
+    return (
+        f"; {there} is not sent along with {Path(source.path).name}: make a package of the two, "
+        "a folder with __init__.py, and register that"
+    )
 
 
 def _texts(caught: list[warnings.WarningMessage]) -> tuple[str, ...]:
@@ -123,11 +169,15 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _own_part(error: BaseException) -> str:
-    """The traceback without the frames of this package."""
+def _own_part(error: BaseException | None) -> str:
+    """The traceback without the frames of this package; empty if there are no others."""
     import traceback
 
+    if error is None:
+        return ""
     told = traceback.TracebackException.from_exception(error)
-    here = str(Path(__file__).parent)
-    told.stack = traceback.StackSummary.from_list([f for f in told.stack if not f.filename.startswith(here)])
-    return "".join(told.format())
+    others = (str(Path(__file__).parent), importlib.__path__[0], "<frozen importlib")
+    told.stack = traceback.StackSummary.from_list(
+        [f for f in told.stack if not f.filename.startswith(others)]
+    )
+    return "".join(told.format()) if told.stack or isinstance(error, SyntaxError) else ""

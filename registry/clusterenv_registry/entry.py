@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GYMNASIUM = "gymnasium"
 """The backend that `type` names by default; no environment can have this name."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -214,5 +214,5 @@ def check_name(name: object) -> str:
         return name
     raise RegistrationError(
         f"an environment cannot be called {name!r}; expected letters, digits, '_', '-' and '.', in parts "
-        f'divided by "/", and not "{GYMNASIUM}"'
+        f'divided by "/" that begin with none of the last two, and not "{GYMNASIUM}"'
     )

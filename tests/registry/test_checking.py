@@ -39,7 +39,24 @@ def test_importable_environment_is_checked_too() -> None:
         ),
         ("self.start = start", "raise ValueError('on purpose')", "its constructor", "ValueError: on purpose"),
         ("super().reset(seed=seed)", "raise SystemExit", "reset and step", "SystemExit"),
-        ("1.0, False, False, {}", "1.0, False, {}", "reset and step", "not enough values to unpack"),
+        (
+            "1.0, False, False, {}",
+            "1.0, False, {}",
+            "reset and step",
+            "step returned 4 values; expected Gymnasium's",
+        ),
+        (
+            "np.float32), {}\n",
+            "np.float32)\n",
+            "reset and step",
+            "reset returned one ndarray; expected Gymnasium's 2",
+        ),
+        (
+            "start=0",
+            "start",
+            "its constructor",
+            "argument: 'start'; give it with --env-kwargs",
+        ),
         ("np.full(1, self.start, ", "np.full(2, self.start, ", "Gymnasium's checker", "observation space"),
     ],
 )
@@ -76,3 +93,42 @@ def test_doubts_of_gymnasiums_checker_are_told(env_file: Path) -> None:
         env_file.read_text().replace("Box(0, 100, (1,), np.float32)", "Box(-np.inf, np.inf, (1,))")
     )
     assert any("infinity" in text for text in check(FileSource(str(env_file)), {}).warnings)
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_module_beside_the_file_is_not_there_on_workers_and_so_not_in_the_check(
+    env_file: Path, monkeypatch: pytest.MonkeyPatch, current: bool
+) -> None:
+    (env_file.parent / "helpers.py").write_text("")
+    env_file.write_text("import helpers\n" + env_file.read_text())
+    if current:
+        monkeypatch.chdir(env_file.parent)
+    with pytest.raises(CheckError, match=r"helpers.py is not sent along with counter.py: make a package"):
+        check(FileSource(str(env_file)), {})
+
+
+def test_module_of_the_package_that_is_imported_as_if_it_were_none_says_how(env_file: Path) -> None:
+    folder = env_file.parent / "counters"
+    folder.mkdir()
+    env_file.rename(folder / "counter.py")
+    (folder / "__init__.py").write_text("from counter import Counter\n")
+    with pytest.raises(CheckError, match=r"is a part of the package: import it as counters\.counter$"):
+        check(FileSource(str(folder)), {})
+
+
+def test_module_of_the_current_folder_is_not_an_installed_one(
+    env_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(env_file.parent)
+    with pytest.raises(CheckError, match=r"counter.py is not installed: install it, or register it as"):
+        check(ImportSource("counter:Counter"), {})
+
+
+def test_file_with_two_environments_is_told_once_without_a_traceback(env_file: Path) -> None:
+    env_file.write_text(env_file.read_text() + "\n\nclass Other(Counter):\n    pass\n")
+    with pytest.raises(CheckError) as raised:
+        check(FileSource(str(env_file)), {})
+    assert str(raised.value).startswith(
+        f"{env_file} defines several environments; register one of {env_file}:"
+    )
+    assert raised.value.remote_traceback == ""

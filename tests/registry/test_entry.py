@@ -75,7 +75,10 @@ def test_check_name_accepts(name: str) -> None:
     assert check_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "gymnasium", "a b", "module:Env", "/Env", "Env/", "été\n", None, 3])
+@pytest.mark.parametrize(
+    "name",
+    ["", "gymnasium", "a b", "module:Env", "/Env", "Env/", "été\n", "-x", "a/-x", "..", "../x", None, 3],
+)
 def test_check_name_refuses(name: object) -> None:
     with pytest.raises(RegistrationError, match="an environment cannot be called"):
         check_name(name)
