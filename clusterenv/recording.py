@@ -108,10 +108,11 @@ class Recording:
             final += [leaf[t + 1, row].copy() for row in self.final_rows[known:]]
         self.begin_episodes()
 
-    def begin_episodes(self) -> None:
-        """Rows that begin an episode do so in the initial state; again where new weights have another one."""
+    def begin_episodes(self, among: bool | NDArray[np.bool_] = True) -> None:
+        """Rows that begin an episode, `among` [n], do so in the initial state, now that of other weights."""
+        begun = self.begun & among
         for leaf, first in zip(self._states, self._memory.initial, strict=True):
-            leaf[self.steps_done, self.begun] = first[self.begun]
+            leaf[self.steps_done, begun] = first[begun]
 
     def count_episodes(self, returns: Array, lengths: Array) -> list[EpisodeRecord]:
         """One for each row that ended; episodes under way are carried on in `returns` and `lengths` [n]."""

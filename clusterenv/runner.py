@@ -130,7 +130,7 @@ class Runner:
         rows = slice(None) if command.mask is None else command.mask
         self._returns[rows] = 0.0
         self._lengths[rows] = 0
-        self._memory.begins[rows] = True
+        self._begin_episodes(rows)
         with self._envs() as shard:
             batch = shard.reset(command.seeds, options, command.mask)
         self._was_reset = True
@@ -149,7 +149,7 @@ class Runner:
         batch = shard.step(actions, mask)
         goes_on = ~(batch.terminations | batch.truncations)
         at_end = ~goes_on if shard.autoreset_mode is AutoresetMode.SAME_STEP else ~moved
-        self._memory.begins[rows] |= at_end
+        self._begin_episodes(np.arange(self._setup.num_envs)[rows][at_end])
         self._returns[rows] = np.where(goes_on, self._returns[rows] + batch.rewards, 0.0)
         self._lengths[rows] = np.where(goes_on, self._lengths[rows] + moved, 0)
         return batch
@@ -221,6 +221,7 @@ class Runner:
             layouts = shard.obs_layout, shard.action_layout
             self._given_up = False
             self._policy.begin(command.sync_at)
+            self._memory.begins &= self._policy.acts_newest
             record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
             if command.sync_at in ("step", "episode"):
                 record.versions = np.empty((command.num_steps, shard.num_envs), np.int64)
@@ -263,7 +264,7 @@ class Runner:
             try:
                 if record.versions is not None:
                     if self._policy.adopt_news():
-                        record.begin_episodes()
+                        record.begin_episodes(self._policy.acts_newest)
                     record.versions[t] = self._policy.versions
                 acted = self._decide(nest(obs), record.state_at(t), with_values=record.versions is not None)
             except BaseException:
@@ -302,6 +303,13 @@ class Runner:
         )
         self._steps += 1
         return acted
+
+    def _begin_episodes(self, rows: slice | Array) -> None:
+        """The next observation of `rows` is the first of an episode."""
+        begins = np.zeros_like(self._memory.begins)
+        begins[rows] = True
+        self._memory.begins |= begins
+        self._policy.end_episodes(begins)
 
     def _clip(self, actions: Array) -> Array:
         """What the environments see of the policy's actions."""

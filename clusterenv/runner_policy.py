@@ -53,6 +53,11 @@ class RunnerPolicy:
         """Of the weights that act next: one for all environments, or [n]."""
         return self.version if self._episodes is None else self._episodes.versions
 
+    @property
+    def acts_newest(self) -> bool | Flags:
+        """Whether the newest weights act next: in all environments, or [n]."""
+        return self.versions == self.version
+
     def set_agent(self, make: Callable[[], AgentAdapter]) -> None:
         """Act as the agent that `make` makes; its weights follow."""
         self._make = make

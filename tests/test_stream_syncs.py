@@ -224,10 +224,23 @@ def test_worker_that_returns_while_another_agent_comes_acts_with_that() -> None:
         os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
         assert env._run is not None
         head = env._run.session.head
-        wait_until(lambda: head.peers[1].catching_up > 0 and head.peers[1].fresh is not None, within_s=60)  # it is being given the first agent
+        # It has reset its environments and is being given the first agent.
+        wait_until(lambda: head.peers[1].catching_up and head.peers[1].fresh, within_s=60)
         with env.stream(Loads(2.0), 2) as stream:
             seen: set[int] = set()
             while seen != {0, 1}:
                 batch = stream.take(timeout=60)
                 seen |= set(batch.workers.tolist())
                 assert (batch.values == 2.0).all()
+
+
+def test_reset_begins_episodes_with_the_newest_weights_in_a_stream_that_syncs_at_episodes() -> None:
+    with ClusterEnv([partial(Count, 1 << 30)] * 2, SERIAL, seed=0, sync="every") as env:
+        agent = Coin()
+        env.reset()
+        for probability in (0.4, 0.6):
+            agent.play(probability)
+            env.reset(options={"reset_mask": np.array([False, True])})
+            with env.stream(agent, 2, sync_at="episode") as stream:
+                batch = stream.take()
+        np.testing.assert_array_equal(batch.policy_version, [[1, 2]] * 2)
