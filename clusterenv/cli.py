@@ -151,7 +151,7 @@ def _envs(words: list[str]) -> int:
     found = list(listed(catalogue))
     width = max(len(item.name) for item in found)
     for broken in catalogue.broken:
-        sys.stderr.write(f"clusterenv: {broken.owner} is broken: {broken.problem}\n{broken.traceback}")
+        sys.stderr.write(f"clusterenv: {broken}\n{broken.traceback}")
     try:
         if options.json:
             json.dump([asdict(item) for item in found], sys.stdout, indent=1)

@@ -15,15 +15,15 @@ from numpy.typing import ArrayLike, NDArray
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
 from clusterenv.errors import EnvError, MissingAttribute, SpaceError, StateError
 from clusterenv.infos import encode_infos, plain_info, unbatch_infos
-from clusterenv.layout import Leaf, Nested, SpaceLayout
+from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.shard import ENV_ERRORS, say
 from clusterenv.sources import autoreset_modes
+from clusterenv.vector_answers import RESET, STEP, wrong_leaf, wrong_numbers, wrong_parts
 
 Array = NDArray[Any]
 Flags = NDArray[np.bool_]
 Ids = NDArray[np.int64]
 Vector = VectorEnv[Any, Any, Any]
-Returned = tuple[Nested, Any, Any, Any, Mapping[str, Any]]
 R = TypeVar("R")
 
 FINAL = ("final_obs", "final_info")
@@ -171,7 +171,7 @@ class VectorShard:
             EnvError: if the vector raises; all rows need a reset.
         """
         nested = self.action_layout.nest(actions, tuples=True)
-        seen, reward, terminated, truncated, infos = self._call("step", self.vector.step, nested)
+        seen, reward, terminated, truncated, infos = self._told("step", STEP, self.vector.step, nested)
         for values, place in ((reward, rewards), (terminated, terminations), (truncated, truncations)):
             self._fill(values, place)
         self._copy(seen, obs)
@@ -245,17 +245,16 @@ class VectorShard:
 
     # --- helpers ----------------------------------------------------------------------------------------
 
-    def _stepped(self, actions: Nested, rows: Ids) -> Returned:
+    def _stepped(self, actions: Nested, rows: Ids) -> tuple[Any, ...]:
         if len(rows) == self.num_envs:
-            return self._call("step", self.vector.step, actions)
+            return self._told("step", STEP, self.vector.step, actions)
         step_rows = getattr(self.vector, "step_rows", None)
         if step_rows is None:
             raise StateError(
                 f"{self.name} can only step all of them together; send their actions in one call, and let "
                 "batch_size be a multiple of the environments of a worker"
             )
-        stepped: Returned = self._call("step_rows", step_rows, actions, rows)
-        return stepped
+        return self._told("step_rows", STEP, step_rows, actions, rows)
 
     def _reset_rows(
         self,
@@ -266,7 +265,8 @@ class VectorShard:
     ) -> Mapping[str, Any]:
         """The infos of the reset; the observations of `rows` are in the leaves `out` [n, ...]."""
         self.unready[rows] = True
-        obs, infos = self._call("reset", self.vector.reset, seed=seeds, options=options)
+        infos: Mapping[str, Any]
+        obs, infos = self._told("reset", RESET, self.vector.reset, seed=seeds, options=options)
         leaves = self._leaves(obs, self.num_envs)
         for leaf, place in zip(leaves, out, strict=True):
             place[rows] = leaf[rows]
@@ -321,7 +321,7 @@ class VectorShard:
         except SpaceError as error:
             wrong = str(error).removeprefix("value")
         else:
-            misfits = map(_misfit, leaves, self.obs_layout.leaves, itertools.repeat(count))
+            misfits = map(wrong_leaf, leaves, self.obs_layout.leaves, itertools.repeat(count))
             wrong = next(filter(None, misfits), "")
         if wrong:
             self.unready[:] = True
@@ -343,10 +343,10 @@ class VectorShard:
 
     def _fill(self, values: ArrayLike, place: Array) -> None:
         """`place` [k] holds rewards or flags."""
-        shape = np.shape(values)
-        if shape != place.shape:
+        wrong = wrong_numbers(values, place)
+        if wrong:
             self.unready[:] = True
-            raise EnvError(f"{self.name} gave rewards or flags of shape {shape}; expected {place.shape}")
+            raise EnvError(f"{self.name} gave {wrong}")
         place[:] = values
 
     def _blocks(self, rows: Ids, infos: Sequence[Mapping[str, Any]]) -> list[bytes]:
@@ -375,6 +375,17 @@ class VectorShard:
             self.unready[:] = True
             raise
 
+    def _told(
+        self, call: str, parts: tuple[str, ...], function: Callable[..., object], *args: Any, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """The tuple that the vector gives; if it is another, all rows need a reset."""
+        answer: Any = self._call(call, function, *args, **kwargs)
+        wrong = wrong_parts(answer, parts)
+        if wrong:
+            self.unready[:] = True
+            raise EnvError(f"{self.name} returned from {call} {wrong}")
+        return tuple(answer)
+
     def _asked(self, call: str, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         self.progress += 1
         try:
@@ -385,13 +396,3 @@ class VectorShard:
                 f"{self.name} failed in {call}: {say(error)}",
                 remote_traceback="".join(traceback.format_exception(error)),
             ) from error
-
-
-def _misfit(array: Array, expected: Leaf, count: int) -> str:
-    """What is wrong with the array in place of a leaf of `count` rows; empty if nothing is."""
-    where = "".join(f"[{key!r}]" for key in expected.path)
-    if array.shape != (count, *expected.shape):
-        return f"{where} has shape {array.shape}; expected {(count, *expected.shape)}"
-    if not np.can_cast(array.dtype, expected.dtype, "same_kind"):
-        return f"{where} is of dtype {array.dtype}; expected {expected.dtype}"
-    return ""

@@ -59,6 +59,30 @@ class Rows(Vector):
         return (*(np.concatenate([step[k] for step in stepped]) for k in range(4)), {})
 
 
+class Wrong(Vector):
+    """A vector whose `step` or `reset` returns something else."""
+
+    def __init__(self, *args: Any, what: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.what = what
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        obs, infos = super().reset(seed=seed, options=options)
+        return obs if self.what == "reset" else (obs, infos)
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, terminations, truncations, infos = super().step(actions)
+        told: dict[str, Any] = {
+            "nothing": None,
+            "four": (obs, rewards, terminations, infos),
+            "infos": (obs, rewards, terminations, truncations, [infos]),
+            "swapped": (obs, terminations, rewards, truncations, infos),
+            "complex": (obs, rewards * 1j, terminations, truncations, infos),
+            "columns": (obs, rewards[:, None], terminations, truncations, infos),
+        }
+        return told[self.what]
+
+
 KINDS = {"all": Vector, "rows": Rows}
 
 
@@ -70,12 +94,15 @@ def make(
     own: str = "NextStep",
     masks: bool = False,
     kind: str = "all",
+    wrong: str = "",
     **env_kwargs: Any,
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
     """`num_envs` environments of a class of `tests.envs`."""
     if not hasattr(envs, env_name):
         raise LookupError(f"there is no {env_name!r} here")
     fns = [lambda: getattr(envs, env_name)(**env_kwargs)] * num_envs
+    if wrong:
+        return Wrong(fns, AutoresetMode(own), num_threads, masks=masks, what=wrong)
     inner = KINDS.get(kind, Vector)(fns, AutoresetMode(own), num_threads, masks=masks)
     return Bare(inner) if kind == "bare" else inner
 

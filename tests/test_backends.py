@@ -232,6 +232,31 @@ def test_an_error_names_backend_worker_and_call_and_a_reset_goes_on() -> None:
         env.step(np.zeros(6, np.int64))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("reset", r"returned from reset a value of type ndarray; expected \(obs, infos\), infos a dict"),
+        (
+            "nothing",
+            r"returned from step a value of type NoneType; expected \(obs, rewards, termin",
+        ),
+        ("four", "returned from step 4 values; expected"),
+        ("infos", "returned from step infos of type list; expected"),
+        ("swapped", "gave rewards of dtype bool; expected a float"),
+        ("complex", "gave rewards of dtype complex128; expected a float"),
+        ("columns", r"gave rewards of shape \(6, 1\); expected \(6,\)"),
+    ],
+)
+def test_what_a_vector_should_not_return_is_told_with_what_it_should(
+    wrong: str, told: str, policy: Policy
+) -> None:
+    message = rf"backend 'tests' \(environments 0 to 5\) {told}"
+    with vector_of("Count", env_kwargs={"wrong": wrong}) as env:
+        for act in (lambda: env.step(np.zeros(6, np.int64)), lambda: env.rollout(policy, num_steps=2)):
+            with pytest.raises(EnvError, match=message):
+                _ = env.reset(seed=1), act()
+
+
 def test_what_the_factory_raises_is_told() -> None:
     with pytest.raises(EnvError, match="LookupError: there is no 'Cuont' here"):
         _ = vector_of("Cuont").single_action_space

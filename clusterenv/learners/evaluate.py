@@ -16,6 +16,7 @@ from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import ConfigError
 from clusterenv.learners import agent_class
 from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.json_option import JsonObject
 
 MAX_ENVS = 32
 
@@ -26,6 +27,8 @@ class EvaluateConfig:
 
     checkpoint: Path
     """The checkpoint.pt of a run folder."""
+    env_kwargs: JsonObject | None = None
+    """Arguments of the environment, such as '{"size": 9}'; none: those of the run."""
     num_episodes: int = 20
     """Episodes to play."""
     deterministic: bool = False
@@ -50,7 +53,12 @@ def evaluate(config: EvaluateConfig) -> list[float]:
     num_envs = min(config.num_episodes, MAX_ENVS)
     to_play = np.full(num_envs, config.num_episodes // num_envs)
     to_play[: config.num_episodes % num_envs] += 1
-    options = {"type": "gymnasium", "env_name": checkpoint.env_id, "envs_per_node": num_envs}
+    env_kwargs = config.env_kwargs
+    options = {
+        "env_name": checkpoint.env_id,
+        "env_kwargs": checkpoint.config.get("env_kwargs", {}) if env_kwargs is None else env_kwargs,
+        "envs_per_node": num_envs,
+    }
     torch.manual_seed(config.seed)
     played: list[float] = []
     with ClusterEnv(options, LocalConfig(serial=True), autoreset_mode="SameStep") as env:

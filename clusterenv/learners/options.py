@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from clusterenv.errors import ConfigError
+from clusterenv.learners.json_option import JsonObject, is_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,9 @@ class Options:
     """What is trained on, where, for how long, and when workers pull weights."""
 
     env_id: str
-    """Environment: a Gymnasium id, "module:Id-v0", or a registered name."""
+    """Environment: a Gymnasium id, "module:Id-v0", a registered name, or "BACKEND:NAME" of a plugin."""
+    env_kwargs: JsonObject = field(default_factory=dict)
+    """Arguments of the environment, such as '{"size": 9}'."""
     workers: int = 2
     """Worker processes."""
     envs_per_worker: int = 32
@@ -54,6 +57,8 @@ class Options:
             raise ConfigError("threads", self.threads, f"at most {cores}, the cores of this machine")
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError("seed", self.seed, "a whole number from 0 to 2**63-1")
+        if not is_json(self.env_kwargs):
+            raise ConfigError("env_kwargs", self.env_kwargs, "a dict of plain data, as JSON can hold it")
         if self.stop_at_return is not None and math.isnan(self.stop_at_return):
             raise ConfigError("stop_at_return", self.stop_at_return, "a number, or None")
 
@@ -63,6 +68,7 @@ class Options:
         return {
             "type": "gymnasium",
             "env_name": self.env_id,
+            "env_kwargs": self.env_kwargs,
             "envs_per_node": self.envs_per_worker,
             "kl_threshold": self.kl_threshold,
             "max_lag": self.max_lag,

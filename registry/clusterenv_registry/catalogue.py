@@ -289,8 +289,12 @@ def _unknown(name: str) -> UnknownEnvironment:
     catalogue = contents()
     names = [backend.name for backend in catalogue.backends] + [entry.name for entry in catalogue.entries]
     near = _nearest(name, [GYMNASIUM, *names])
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    troubles = "".join(f"; {item.owner} is broken ({item.problem})" for item in catalogue.broken)
+    hint = (
+        f"; did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else "; `clusterenv envs` lists those there are"
+    )
+    troubles = "".join(f"; {item}" for item in catalogue.broken)
     return UnknownEnvironment(
         f"there is no environment {name!r}{hint}{troubles}", name=name, suggestions=near
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -71,6 +72,9 @@ class FileSource:
             if not attribute.isidentifier():
                 raise RegistrationError(f"{attribute!r} in {text!r} is no class name; expected file.py:Class")
         path = Path(path_text).expanduser().absolute()
+        tidy = Path(os.path.normpath(path))
+        if path.exists() and tidy.exists() and tidy.samefile(path):  # not where ".." leaves a link's target
+            path = tidy
         is_package = (path / "__init__.py").is_file() and path.name.isidentifier()
         if not is_package and not (path.is_file() and path.suffix == ".py"):
             seen = "no package" if path.is_dir() else "not a Python file" if path.exists() else "missing"
@@ -127,6 +131,11 @@ class Broken:
     name: str | None = None
     """The environment concerned, where that is known."""
     traceback: str = ""
+
+    def __str__(self) -> str:
+        """What is broken and how, in one sentence."""
+        what = self.owner if self.name is None else f"{self.name!r} in {self.owner}"
+        return f"{what} is broken ({self.problem})"
 
 
 def stored_source(text: str) -> FileSource | ImportSource:

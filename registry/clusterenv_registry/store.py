@@ -59,7 +59,7 @@ def read() -> Stored:
     try:
         items = _items(path)
     except StoreError as error:
-        return Stored({}, (Broken(f"file {path}", str(error)),))
+        return Stored({}, (Broken(f"file {path}", str(error).removeprefix(f"{path} ")),))
     entries: dict[str, Entry] = {}
     broken: list[Broken] = []
     for name, item in items.items():

@@ -41,6 +41,17 @@ def test_environment_without_a_row_gets_the_defaults_of_the_algorithm() -> None:
     assert parse(["--env-id", "Acrobot-v1"])[0] == PPOConfig(env_id="Acrobot-v1")
 
 
+def test_arguments_of_the_environment_are_a_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--env-id", "CartPole-v1", "--env-kwargs"]
+
+    assert parse([*line, '{"max_episode_steps": 7}'])[0].env_options["env_kwargs"] == {"max_episode_steps": 7}
+    with pytest.raises(SystemExit):
+        parse([*line, "[7]"])
+    assert "[7] is no JSON object" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ConfigError, match=r"env_kwargs.*plain data, as JSON can hold it"):
+        PPOConfig(env_id="CartPole-v1", env_kwargs={"limit": object()})
+
+
 def test_help_tells_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(["--help"])

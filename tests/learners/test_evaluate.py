@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gymnasium as gym
@@ -11,9 +12,11 @@ import torch
 
 from clusterenv.errors import ConfigError
 from clusterenv.learners import evaluate as evaluation
+from clusterenv.learners import main
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.evaluate import EvaluateConfig, evaluate
 from clusterenv.learners.networks import Agent
+from clusterenv.learners.ppo import parse
 
 
 def saved(folder: Path, env_id: str) -> tuple[Path, Agent]:
@@ -75,6 +78,20 @@ def test_episodes_depend_on_the_seed_alone(tmp_path: Path) -> None:
 
     assert first == second
     assert first != other
+
+
+def test_arguments_of_the_environment_are_those_of_the_run_unless_others_are_given(tmp_path: Path) -> None:
+    path, run = tmp_path / "run" / "checkpoint.pt", {"max_episode_steps": 7}
+    line = ["--env-id", "CartPole-v1", "--workers", "1", "--serial", "--envs-per-worker", "2"]
+    line += ["--num-steps", "16", "--total-steps", "64", "--checkpoint-every", "32"]
+
+    assert main("ppo", [*line, "--env-kwargs", json.dumps(run), "--run-dir", str(path.parent)]) == 0
+
+    assert Checkpoint.load(path).config["env_kwargs"] == run
+    assert evaluate(EvaluateConfig(checkpoint=path, num_episodes=2)) == [7.0, 7.0]
+    other = {"max_episode_steps": 3}
+    assert evaluate(EvaluateConfig(checkpoint=path, num_episodes=2, env_kwargs=other)) == [3.0, 3.0]
+    assert parse(["--resume", str(path.parent)])[0].env_kwargs == run
 
 
 def test_command_reports_the_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

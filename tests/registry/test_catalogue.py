@@ -22,7 +22,7 @@ from clusterenv_registry import (
 )
 from clusterenv_registry.catalogue import contents, find
 from clusterenv_registry.classic import CLASSIC
-from clusterenv_registry.entry import FileSource
+from clusterenv_registry.entry import FileSource, ImportSource
 
 PLUGIN = """
 from clusterenv_registry import hookimpl
@@ -81,6 +81,20 @@ def test_stored_file_that_is_gone_is_an_error_where_the_name_is_asked_for(env_fi
         SourceError, match=r"'Counter' is registered as .*counter.py; .*counter.py is not there"
     ):
         resolve("Counter", None, {}, ())
+
+
+def test_unknown_name_is_answered_with_what_is_broken_by_its_name_and_where_to_look() -> None:
+    store.add("Good", ImportSource("a.b:C"))
+    text = store.location().read_text()
+    store.location().write_text(text.replace('"target": "a.b:C"', '"path": 7'))
+
+    with pytest.raises(UnknownEnvironment, match="`clusterenv envs` lists those there are; 'Good' in file "):
+        resolve("gymnasium", "xyzzy", {}, ())
+
+    store.location().write_text("{")
+    with pytest.raises(UnknownEnvironment) as caught:
+        resolve("gymnasium", "xyzzy", {}, ())
+    assert str(caught.value).count(str(store.location())) == 1
 
 
 def test_damaged_entry_is_an_error_for_its_name_alone() -> None:

@@ -28,6 +28,22 @@ def test_file_source_is_absolute_whatever_folder_the_command_ran_in(
     assert FileSource.parse("counter.py") == FileSource(str(env_file), None)
 
 
+def test_file_source_is_the_same_however_its_folder_is_spelt(env_file: Path) -> None:
+    (env_file.parent / "sub").mkdir()
+    plain = FileSource(str(env_file), None)
+
+    assert FileSource.parse(f"{env_file.parent}/sub/../{env_file.name}") == plain
+
+
+def test_file_source_keeps_what_is_above_the_target_of_a_link(env_file: Path) -> None:
+    (env_file.parent / "deep" / "er").mkdir(parents=True)
+    (env_file.parent / "link").symlink_to(env_file.parent / "deep" / "er")
+    env_file.rename(env_file.parent / "deep" / env_file.name)
+    path = f"{env_file.parent}/link/../{env_file.name}"
+
+    assert FileSource.parse(path) == FileSource(path, None)
+
+
 def test_file_source_accepts_a_path_that_holds_a_colon(tmp_path: Path) -> None:
     odd = tmp_path / "a:b.py"
     odd.write_text("")

@@ -129,7 +129,7 @@ def test_damaged_file_is_reported_and_never_overwritten(text: str, problem: str)
 
     with pytest.raises(StoreError, match=problem) as caught:
         store.add("One", ONE)
-    assert broken.problem == str(caught.value)
+    assert f"{broken.owner.removeprefix('file ')} {broken.problem}" == str(caught.value)
     assert store.location().read_text() == text
 
 

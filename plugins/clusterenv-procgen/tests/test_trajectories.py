@@ -215,7 +215,7 @@ def test_only_rows_of_the_mask_are_reset() -> None:
 
 
 def test_what_the_library_would_end_the_process_for_is_refused() -> None:
-    for name, words in (("coinrum", "did you mean 'coinrun'"), ("pong", "Its games are bigfish, bossfight")):
+    for name, words in (("coinrum", "did you mean 'coinrun'"), ("pong", "its games are bigfish, bossfight")):
         with pytest.raises(ValueError, match=words):
             game_of(name)
     for options, words in (

@@ -68,8 +68,8 @@ def game_of(name: str) -> str:
     if game in GAMES:
         return game
     near = difflib.get_close_matches(game, GAMES, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"Procgen has no game {name!r}; {hint}Its games are {', '.join(GAMES)}")
+    begin = f"did you mean {near[0]!r}? Its" if near else "its"
+    raise ValueError(f"Procgen has no game {name!r}; {begin} games are {', '.join(GAMES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
