@@ -24,8 +24,11 @@ TOLERANCE = 1e-5
 """Difference, absolute and relative, up to which our numbers count as the agent's."""
 CHECK_EVERY = 256
 """Acts after which the agent computes again and is compared."""
-WORTH_IT = 32
-"""Acts under one state after which it was worth it to watch the first of them."""
+WATCH_FROM = 4
+"""Acts under one state before one is watched, which is not worth it for a state of a step or two.
+
+Nothing from before the state counts, so that training that goes on from a milestone gives the same numbers.
+"""
 REPEATED = (Kind.CATEGORICAL, Kind.BERNOULLI, Kind.DIAG_GAUSSIAN)
 LARGEST = 1 << 17
 """Multiplications for one observation up to which torch's own cost is worth avoiding."""
@@ -39,7 +42,7 @@ class Fused:
         self._may_watch = watch
         self._watch: Watch | None = None
         self._acts = 0
-        self._watch_at = 0
+        self._watch_at = WATCH_FROM
         self.used = False
         """Whether it stood in for the agent since the last `forget`."""
         self.forget()
@@ -50,8 +53,7 @@ class Fused:
         self._policy: Program | None = None
         self._log_std: Floats | None = None
         self._value: Program | None = None
-        if self._acts:
-            self._watch_at = 0 if self._acts >= WORTH_IT else WORTH_IT
+        self._watch_at = WATCH_FROM
         self._acts = 0
         self.used = False
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from clusterenv.adapters import adapt, loads
-from clusterenv.adapters.fused import CHECK_EVERY, TOLERANCE, WORTH_IT
+from clusterenv.adapters.fused import CHECK_EVERY, TOLERANCE, WATCH_FROM
 from tests.agents import CleanRLAgent, ForwardAgent, MLPAgent, Spaces, mlp
 
 ROWS = 6
@@ -40,7 +40,14 @@ def worker_of(agent: object, obs: spaces.Space = BOX, actions: spaces.Space = AC
     learner = adapt(agent, obs, actions)
     worker = loads(learner.dumps(), obs, actions)
     worker.load_state(learner.transfer_state())
+    use_a_while(worker, obs)
     return worker
+
+
+def use_a_while(worker: Any, space: spaces.Space = BOX) -> None:
+    """The next act is the first that is watched."""
+    for seed in range(WATCH_FROM):
+        act(worker, some_obs(seed, space))
 
 
 def act(worker: Any, obs: Any) -> Any:
@@ -191,15 +198,18 @@ def test_large_network_is_left_to_torch() -> None:
     assert not worker._fused.used
 
 
-def test_new_weights_act_at_once() -> None:
+@pytest.mark.parametrize("acts_before", [0, 1, CHECK_EVERY])
+def test_what_acts_depends_on_nothing_before_the_weights(acts_before: int) -> None:
     worker = worker_of(MLPAgent(Spaces(BOX, ACTIONS["discrete"]), seed=1))
     other = MLPAgent(Spaces(BOX, ACTIONS["discrete"]), seed=2)
-    for seed in range(WORTH_IT):
+    for seed in range(acts_before):
         act(worker, some_obs(seed))
     worker.load_state(adapt(other, BOX, ACTIONS["discrete"]).transfer_state())
-    for seed in range(3):
+    used = []
+    for seed in range(WATCH_FROM + 3):
         assert_same_policy(worker, some_obs(seed))
-    assert worker._fused.used
+        used.append(worker._fused.used)
+    assert used == [False] * (WATCH_FROM + 1) + [True] * 2
 
 
 def test_agent_is_not_watched_where_weights_change_all_the_time() -> None:
@@ -222,7 +232,7 @@ def test_agent_that_changes_by_itself_is_found_out() -> None:
 
         def distribution(self, obs: Tensor) -> Distribution:
             self.calls += 1
-            return Categorical(logits=self.net(obs) * math.copysign(1, 1.5 - self.calls))
+            return Categorical(logits=self.net(obs) * math.copysign(1, WATCH_FROM + 1.5 - self.calls))
 
     worker = worker_of(Turns())
     obs = some_obs(0)
