@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
+    from clusterenv.config import EnvConfig
     from clusterenv.env import ClusterEnv
+    from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
     from clusterenv.make import make_vec
     from clusterenv.register_env import register
     from clusterenv.rollout import Rollout
@@ -27,10 +28,10 @@ __version__ = "0.1.0"
 _LAZY = {
     "ClusterEnv": "clusterenv.env",
     "EnvConfig": "clusterenv.config",
-    "LocalConfig": "clusterenv.config",
-    "ManualConfig": "clusterenv.config",
+    "LocalConfig": "clusterenv.launcher_config",
+    "ManualConfig": "clusterenv.launcher_config",
     "Rollout": "clusterenv.rollout",
-    "SlurmConfig": "clusterenv.config",
+    "SlurmConfig": "clusterenv.launcher_config",
     "make_vec": "clusterenv.make",
     "register": "clusterenv.register_env",
 }

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from clusterenv.checks import positive
-from clusterenv.config import SlurmConfig
 from clusterenv.diagnosis import Diagnosis
 from clusterenv.errors import ClusterEnvError, LaunchError
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers import Launcher, WorkerCommand, WorkerState, make_launcher
 from clusterenv.launchers.command import run
 from clusterenv.private_files import remove_folder

@@ -16,10 +16,11 @@ from clusterenv.called import Called
 from clusterenv.calling import checked_rows
 from clusterenv.checks import is_int
 from clusterenv.commands import SyncAt
-from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
+from clusterenv.config import EnvConfig
 from clusterenv.errors import ActionError, AgentError, ConfigError, StateError
 from clusterenv.facts import EnvFacts
 from clusterenv.launched import Launched
+from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.layout import Nested
 from clusterenv.rollout import Rollout
 from clusterenv.rows import StepReturn
@@ -134,9 +135,8 @@ class ClusterEnv(Called):
             return self.step_wait()
         self._require_idle("step")
         run = self._stepped_run()
-        stepping, last_obs = run.stepping, run.stepping.last_obs
-        assert last_obs is not None
-        acted = self._call(lambda: run.acting.act(actions, last_obs))
+        stepping = run.stepping
+        acted = self._call(lambda: run.acting.act(actions, stepping.present_obs()))
         run.send_recv.others_moved()
         step = stepping.stepped(acted.outcomes)
         step[4].update(acted.info)

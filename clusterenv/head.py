@@ -25,6 +25,9 @@ T = TypeVar("T")
 CommandFor = Callable[[Peer], tuple[m.Message, Sequence[Any]]]
 """What to send to a worker: message and frames."""
 
+MOVES = (m.ResetReply, m.StepReply, m.ActReply, m.FragmentReply)
+"""Answers to commands that move environments."""
+
 POLL_S = 0.2
 """Seconds between two looks at processes and leases."""
 
@@ -40,6 +43,8 @@ class Head(Switchboard):
         self._calling = threading.Lock()
         self._pid = os.getpid()
         self._sequence = 0
+        self.unseen: set[int] = set()
+        """Ranks of workers that were told to move environments, until their answers are kept."""
 
     def seeded(self, seed: int) -> None:
         """Environments that are built again get seeds derived from `seed`."""
@@ -150,6 +155,8 @@ class Head(Switchboard):
                     pending.asked.append(peer)
                 else:
                     pending.outcomes[peer.rank] = outcome
+            if expected in MOVES:
+                self.unseen |= {peer.rank for peer in pending.asked}
         return pending
 
     def wait(self, pendings: Sequence[Pending[Any]], timeout_s: float | None = None) -> list[Pending[Any]]:
@@ -303,6 +310,7 @@ class Head(Switchboard):
             self._sequence += 1
             self._intake = Intake(self._sequence, command, self.peers, self._post)
             for peer in self.peers:
+                self.unseen.add(peer.rank)
                 peer.loss_told = True
                 if peer.state is State.READY:
                     self._intake.join(peer, self.published_version)

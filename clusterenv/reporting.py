@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from clusterenv.config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.head import Head
 from clusterenv.identity import ProcessIdentity
+from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.launchers.base import Launcher
 from clusterenv.launchers.base import WorkerStatus as Launched
 from clusterenv.peers import Peer, State, worker_stats

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig
+from clusterenv.config import EnvConfig
 from clusterenv.errors import LaunchError, SetupTimeout, WorkerLost
 from clusterenv.head import POLL_S, Head
+from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.launchers import make_launcher
 from clusterenv.launchers.base import AsksAround, Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout

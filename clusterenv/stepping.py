@@ -64,6 +64,7 @@ class Stepping:
         batches = [self.reset_batch(outcome) for outcome in self._head.finish(pending)]
         self._ended[slice(None) if args.mask is None else args.mask] = False
         self.last_obs = [batch.obs for batch in batches]
+        self._head.unseen.clear()
         infos = sorted((row for batch in batches for row in decoded(batch.infos)), key=lambda row: row[0])
         return joined_obs(self.last_obs, self._obs), batch_infos(infos, self._num_envs)
 
@@ -121,6 +122,7 @@ class Stepping:
         """What Gymnasium's `step` returns, from what became of each worker, by rank."""
         parts = [self._rows(outcome, peer) for outcome, peer in zip(outcomes, self._head.peers, strict=True)]
         self.last_obs = [part.obs for part in parts]
+        self._head.unseen.clear()
         return self.gymnasium_step(parts)
 
     def gymnasium_step(self, parts: Sequence[Rows]) -> StepReturn:
@@ -147,11 +149,25 @@ class Stepping:
 
     # --- what others moved ------------------------------------------------------------------------------
 
+    def present_obs(self) -> list[list[Array]]:
+        """`last_obs`, once workers were asked whose answers nobody has kept since a call failed."""
+        assert self.last_obs is not None
+        unseen = [peer for peer in self._head.peers if peer.rank in self._head.unseen]
+        if unseen:
+            outcomes = self._head.finish(
+                self._head.begin(_observe, m.ResetReply, fresh=Fresh.WAIT, peers=unseen)
+            )
+            for outcome in outcomes:
+                self.last_obs[outcome.peer.rank] = self.reset_batch(outcome).obs
+            self._head.unseen.clear()
+        return self.last_obs
+
     def stands_at(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         """The environments of a worker stand at these observations, and none of them has ended."""
         assert self.last_obs is not None
         batch = ResetBatch.of_frames(frames, self._obs, num_envs=peer.num_envs, infos=[])
         self.last_obs[peer.rank] = batch.obs
+        self._head.unseen.discard(peer.rank)
         self._ended[peer.rows] = False
 
     def goes_on_from(self, last_obs: Nested, versions: NDArray[np.int64]) -> None:
@@ -164,12 +180,20 @@ class Stepping:
         for peer in self._head.peers:
             if versions[:, peer.rows].any():
                 self.last_obs[peer.rank] = [leaf[peer.rows].copy() for leaf in leaves]
+        self._head.unseen.clear()
         self._ended[:] = False
 
 
 def peer_ids(peer: Peer) -> Ids:
     """The global numbers of a worker's environments."""
     return np.arange(peer.rows.start, peer.rows.stop, dtype=np.int64)
+
+
+def _observe(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+    """A reset of no environment, whose answer is what all of a worker's observe now."""
+    seeds: list[int | None] = [None] * peer.num_envs
+    mask = [False] * peer.num_envs
+    return m.ResetCommand(seeds=seeds, mask=mask, has_options=False, noise_seed=None), []
 
 
 def action_frames(leaves: Sequence[Array], rows: slice | Array) -> list[Buffer]:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.config import EnvConfig, LocalConfig, ManualConfig, SlurmConfig, SyncConfig
+from clusterenv.config import EnvConfig, SyncConfig
 from clusterenv.errors import ConfigError
+from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 
 WHOLE_FROM_1 = [0, -1, 2.0, math.nan, "8", True, None]
 SECONDS = [0, -1.0, math.nan, "10", True]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterenv.config import LocalConfig, ManualConfig, SlurmConfig
+from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.launchers.base import Launcher, Request, WorkerCommand, WorkerState, WorkerStatus
 from clusterenv.launchers.local import LocalLauncher, LocalRequest
 from clusterenv.launchers.manual import ManualLauncher, ManualRequest

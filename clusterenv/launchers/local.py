@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterenv.config import LocalConfig
 from clusterenv.errors import LaunchError
+from clusterenv.launcher_config import LocalConfig
 from clusterenv.launchers.base import (
     WorkerCommand,
     WorkerState,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterenv.config import SlurmConfig
 from clusterenv.errors import LaunchError
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers.base import WorkerCommand, worker_defaults
 from clusterenv.launchers.slurm_commands import clean_environment
 from clusterenv.launchers.slurm_request import SHELL, WARNING, resources

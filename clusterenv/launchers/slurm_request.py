@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterenv.config import SlurmConfig
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers.base import THREAD_VARIABLES, WORKER_DEFAULTS, WorkerCommand
 from clusterenv.launchers.slurm_records import ExitRecords
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterenv.config import SlurmConfig
 from clusterenv.errors import ClusterEnvError
 from clusterenv.identity import Life
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.run_records import FOLDER_PREFIX, RunStatus, read_folder, read_index, strike
 
 SILENT_S: Final = 60.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusterenv.config import LocalConfig
 from clusterenv.errors import LaunchError
+from clusterenv.launcher_config import LocalConfig
 from clusterenv.launchers import Launcher, WorkerCommand, WorkerState
 from clusterenv.launchers.base import THREAD_VARIABLES
 from clusterenv.launchers.local import LocalLauncher, LocalRequest, share_cpus
@@ -188,7 +188,7 @@ def test_missing_run_dir_is_a_launch_error(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_interpreter_that_exits_without_cancel_leaves_no_worker(tmp_path: Path) -> None:
     head = (
-        "import sys; from pathlib import Path; from clusterenv.config import LocalConfig\n"
+        "import sys; from pathlib import Path; from clusterenv.launcher_config import LocalConfig\n"
         "from clusterenv.launchers import WorkerCommand, make_launcher\n"
         "worker = WorkerCommand((sys.executable, '-c', 'import time; time.sleep(600)'))\n"
         f"run_dir = Path({str(tmp_path)!r})\n"

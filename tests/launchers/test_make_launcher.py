@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterenv.config import LocalConfig, ManualConfig, SlurmConfig
+from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.launchers import WorkerCommand, WorkerState, make_launcher
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterenv.config import ManualConfig
 from clusterenv.errors import LaunchError
+from clusterenv.launcher_config import ManualConfig
 from clusterenv.launchers import WorkerCommand, WorkerState, make_launcher
 from clusterenv.launchers.manual import ManualLauncher, ManualRequest
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from clusterenv.config import SlurmConfig
 from clusterenv.errors import ConfigError, LaunchError
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers import WorkerCommand, make_launcher
 from clusterenv.launchers.slurm import SlurmLauncher
 from clusterenv.launchers.slurm_allocation import Allocation, StepsRequest, uses_steps

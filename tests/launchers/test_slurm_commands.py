@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterenv.config import SlurmConfig
 from clusterenv.errors import LaunchError
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers import WorkerCommand
 from clusterenv.launchers.command import CommandError
 from clusterenv.launchers.slurm import SlurmLauncher

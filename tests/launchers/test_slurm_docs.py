@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterenv.config import RESERVED_DIRECTIVES, SlurmConfig
+from clusterenv.launcher_config import RESERVED_DIRECTIVES, SlurmConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "slurm.md").read_text()
 TABLE = PAGE[PAGE.index("## Options") : PAGE.index("## Modes")]

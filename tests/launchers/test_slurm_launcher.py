@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterenv.config import SlurmConfig
 from clusterenv.errors import LaunchError
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers import WorkerCommand, WorkerState, WorkerStatus
 from clusterenv.launchers import slurm as slurm_module
 from clusterenv.launchers.slurm import SlurmLauncher

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterenv.config import SlurmConfig
 from clusterenv.errors import ConfigError
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers import WorkerCommand, make_launcher
 from clusterenv.launchers.slurm_request import SlurmRequest, gres, option, seconds_of
 

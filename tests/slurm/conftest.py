@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterenv.config import SlurmConfig
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers.slurm_allocation import Allocation
 from clusterenv.launchers.slurm_states import expand_hosts
 from tests.slurm.lab import CPUS, Lab, why_not

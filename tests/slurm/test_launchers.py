@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from clusterenv.config import SlurmConfig
 from clusterenv.errors import LaunchError
+from clusterenv.launcher_config import SlurmConfig
 from clusterenv.launchers import Launcher, WorkerCommand, WorkerState
 from clusterenv.launchers.slurm import SlurmLauncher
 from clusterenv.launchers.slurm_allocation import Allocation, StepsRequest

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from clusterenv import ClusterEnv
-from clusterenv.config import ManualConfig
 from clusterenv.errors import SetupTimeout
+from clusterenv.launcher_config import ManualConfig
 from tests.envs import Count
 from tests.slurm.lab import Lab, until
 
