@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from functools import partial
 from typing import Any
 
@@ -180,12 +181,12 @@ def restart(env: ClusterEnv, agent: Any) -> None:
     """A worker that was killed comes back with the newest weights."""
     agent.move(-2.9)
     os.kill(env.stats()["workers"][0]["pid"], signal.SIGKILL)
-    lost = False
-    for _ in range(200):
+    lost = back = False
+    end = time.monotonic() + 60.0
+    while not back and time.monotonic() < end:
         batch = env.rollout(agent, 16)
+        back = lost and bool(batch.valid.all())
         lost = lost or not batch.valid.all()
-        if lost and batch.valid.all():
-            break
     assert env.stats()["workers"][0]["restarts"] == 1
     assert not batch.policy_lag[:, :8].any()
     info = env.step(agent)[4]

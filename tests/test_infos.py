@@ -361,8 +361,9 @@ def test_batch_refuses_a_row_of_no_environment(index: int) -> None:
 
 
 def test_key_that_is_no_text_is_left_out_at_the_top_and_carried_below(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(infos, "_warned", set())
     [(_, info)] = decode_infos(encoded([(0, {1: 2, "a": {3: 4}})]))
     assert info == {"a": {3: 4}}
     assert "left out" in caplog.text
