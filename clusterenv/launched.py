@@ -94,7 +94,7 @@ class Launched(Described):
         if streaming is None or not streaming.is_open:
             return
         if not streaming.is_dropped:
-            raise StateError(f"{doing} while a stream is open; leave its loop or close it first")
+            raise StateError(f"{doing} while a stream is open; close it first")
         self._call(streaming.close)
 
     def _require_idle(self, doing: str) -> None:

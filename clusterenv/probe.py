@@ -78,7 +78,7 @@ def probe_inline(env_fn: EnvFn) -> ProbeResult:
     Raises:
         EnvError: if building it raises.
     """
-    env = _build(env_fn)
+    env = _build(lambda: env_fn)
     try:
         return _describe(env)
     finally:
@@ -93,7 +93,7 @@ def main(answers_fd: int) -> None:
     env = None
     result: ProbeResult | EnvError
     try:
-        env = _build(lambda: cast("EnvFn", pickle.loads(env_blob))())
+        env = _build(lambda: cast("EnvFn", pickle.loads(env_blob)))
         result = _describe(env)
     except EnvError as error:
         result = error
@@ -132,11 +132,16 @@ def _receive(
     return result
 
 
-def _build(env_fn: EnvFn) -> gym.Env[Any, Any]:
+def _build(load: Callable[[], EnvFn]) -> gym.Env[Any, Any]:
+    env_fn: EnvFn | None = None
     try:
+        env_fn = load()
         env = env_fn()
     except (Exception, SystemExit) as error:
-        raise _env_error("building an environment failed", error) from error
+        what = "building an environment failed"
+        if _names_an_argument(error, getattr(env_fn, "env_kwargs", {})):
+            raise EnvError(_sentence(what, error)) from error
+        raise _env_error(what, error) from error
     return require_env(env, "a callable")
 
 
@@ -159,4 +164,13 @@ def _env_error(message: str, error: BaseException) -> EnvError:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
-    return EnvError(f"{message}: {type(error).__name__}: {error}", remote_traceback=text)
+    return EnvError(_sentence(message, error), remote_traceback=text)
+
+
+def _sentence(message: str, error: BaseException) -> str:
+    return f"{message}: {type(error).__name__}: {error}"
+
+
+def _names_an_argument(error: BaseException, env_kwargs: Mapping[str, object]) -> bool:
+    """Whether the constructor refused an argument by name, so that its traceback would say no more."""
+    return isinstance(error, TypeError | ValueError) and any(repr(name) in str(error) for name in env_kwargs)

@@ -32,7 +32,7 @@ Call = Callable[[Callable[[], Rollout | None]], Rollout | None]
 class Stream:
     """The batches of `ClusterEnv.stream`, without an end of their own.
 
-    Leaving its loop, or dropping it, closes it; so does an error.
+    Dropping it closes it, and so does leaving its loop if no variable holds it, or an error.
     """
 
     def __init__(self, streaming: Streaming, call: Call) -> None:

@@ -129,6 +129,18 @@ def test_train_into_an_impossible_folder_is_one_sentence(
     assert re.fullmatch(rf"clusterenv: run_dir is '{place}'; expected .*\n", capsys.readouterr().err)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("launcher", [["--serial"], []], ids=["serial", "a worker"])
+def test_an_argument_that_the_environment_does_not_know_is_one_sentence(
+    launcher: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["ppo", "--env-id", "CartPole-v1", "--env-kwargs", '{"nope": 1}', "--workers", "1", *launcher]
+
+    assert cli.main(["train", *words, "--run-dir", str(tmp_path / "run")]) == 2
+    said = r"clusterenv: building an environment failed: .*unexpected keyword argument 'nope'.*\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+
+
 def test_train_without_an_algorithm_says_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train"]) == 2
     assert "usage: clusterenv train ALGO" in capsys.readouterr().err

@@ -224,7 +224,7 @@ def test_what_the_library_would_end_the_process_for_is_refused() -> None:
         ({"num_levels": -1}, "num_levels is -1"),
         ({"start_level": 2**31 - 5, "num_levels": 9}, "start_level . num_levels is"),
         ({"distribution_mode": "exploration", "num_levels": 5}, "leave them out"),
-        ({"levels": 5}, "no option 'levels'; its options are num_levels"),
+        ({"levels": 5}, "no option 'levels'; its options are num_levels, .*, rand_seed"),
         ({"num_threads": 0}, "expected at least 1"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -120,7 +120,8 @@ class Options:
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
-                raise ValueError(f"Procgen has no option {name!r}; its options are {', '.join(known)}")
+                options = ", ".join([*known, "rand_seed"])  # which the environments take out beforehand
+                raise ValueError(f"Procgen has no option {name!r}; its options are {options}")
         return cls(**given)
 
     def for_library(self, game: str) -> dict[str, str | int | bool]:
