@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ def test_line_that_was_not_written_to_its_end_is_no_line(
     stopped(folder, 5, monkeypatch)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"steps": 320, "upda')
+    time.sleep(1.0)  # TensorBoard reads its files in the order of the seconds in which they were begun
 
     train(*parse(["--resume", str(folder)]))
 
