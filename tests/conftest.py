@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from clusterenv import LocalConfig
 from clusterenv.monitor.finding import find_runs
@@ -18,6 +20,11 @@ LAUNCHERS = {
     "two workers": LocalConfig(nodes=2, cpus_per_node=1),
     "two runners": LocalConfig(nodes=1, cpus_per_node=2),
 }
+
+
+# A change breaks tests or does not: only the long form draws examples that no run has tried before.
+settings.register_profile("clusterenv", derandomize="CLUSTERENV_LONG" not in os.environ)
+settings.load_profile("clusterenv")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clusterenv import ClusterEnv, LocalConfig
@@ -148,7 +148,7 @@ def used(env: ClusterEnv, collect: bool) -> None:
         assert obs.shape == (2, 1)
         assert rewards.dtype == np.float64
         assert terminated.dtype == truncated.dtype == np.bool_
-        assert all(len(value) == 2 for key, value in info.items() if key.startswith("_"))
+        assert all(isinstance(value, dict) or len(value) == 2 for value in info.values())
     if collect:
         assert env.rollout(NumpyAgent(env), 3).rewards.dtype == np.float32
 
@@ -165,6 +165,11 @@ def allowed(use: Callable[[], object], name: str) -> None:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(reset=resets(), results=st.lists(steps(), min_size=1, max_size=3), collect=st.booleans())
+@example(
+    reset=(RIGHT["obs"], {}),
+    results=[tuple((RIGHT | {"info": {"_a": {}}}).values())],
+    collect=False,
+)
 def test_environment_that_returns_anything_is_understood_or_named(
     reset: Any, results: list[Any], collect: bool
 ) -> None:
