@@ -23,7 +23,7 @@ from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.films import Films
 from clusterenv.learners.json_option import JsonObject
 from clusterenv.learners.procgen_levels import Levels, score_range, with_levels
-from clusterenv.learners.runs import CHECKPOINT_FILE
+from clusterenv.learners.run_folder import CHECKPOINT_FILE
 
 MAX_ENVS = 32
 EVALUATION_FILE = "evaluation.json"

@@ -13,7 +13,7 @@ import yaml
 from numpy.typing import NDArray
 
 from clusterenv.errors import ConfigError
-from clusterenv.learners.runs import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
+from clusterenv.learners.run_folder import CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
