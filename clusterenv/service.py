@@ -21,6 +21,7 @@ from clusterenv.launchers.base import INCARNATION_VARIABLE
 from clusterenv.pool import ProcessPool
 from clusterenv.transport import Client, Connection
 from clusterenv.transport import messages as m
+from clusterenv.usage import UsageWatch
 from clusterenv.worker import Worker, granted_cores
 from clusterenv.worker_start import CONNECTION_VARIABLE
 
@@ -107,6 +108,7 @@ class Service:
         self._heard_at = time.monotonic()
         self._beat_at = 0.0
         self._worker: Worker | None = None
+        self._usage = UsageWatch(descendants=True)
         self._queued: list[Any] = []
         self.head_is_gone = False
         self._leaving = ""
@@ -175,6 +177,9 @@ class Service:
         if now - self._beat_at >= self._interval_s():
             self._beat_at = now
             self.send(self._worker.heartbeat(), (), 0)
+            usage = self._usage.look_if_due() if self._worker.steps else None
+            if usage is not None:
+                self.send(m.Used(cpu_s=usage.cpu_s, memory_bytes=usage.memory_bytes), (), 0)
 
     def _silent(self) -> bool:
         return time.monotonic() - self._heard_at > self._grace_s

@@ -122,6 +122,8 @@ class Switchboard:
             self._on_rebuilt(peer, message.rebuilt)
         if isinstance(message, m.Heartbeat):
             self._on_heartbeat(peer, message)
+        elif isinstance(message, m.Used):
+            peer.used = message
         elif isinstance(message, m.PullRequest):
             self._on_pull(peer)
         elif isinstance(message, m.Ready):

@@ -14,6 +14,7 @@ from clusterenv.benchmark.aaps_weights import WeightsBenchmark
 from clusterenv.benchmark.discovery import DiscoveryBenchmark
 from clusterenv.benchmark.profile import ProfileBenchmark
 from clusterenv.benchmark.rollout import RolloutBenchmark
+from clusterenv.benchmark.throughput import ThroughputBenchmark
 from clusterenv.errors import ClusterEnvError
 from clusterenv_registry import RegistryError
 
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "discovery": DiscoveryBenchmark,
     "profile": ProfileBenchmark,
     "rollout": RolloutBenchmark,
+    "throughput": ThroughputBenchmark,
 }
 
 

@@ -14,7 +14,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from clusterenv.errors import ConfigError
-from clusterenv.learners.runs import CONFIG_FILE, METRICS_FILE
+from clusterenv.learners.run_folder import CONFIG_FILE, METRICS_FILE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,6 +159,13 @@ class StreamEnded(Message, frozen=True, kw_only=True):
     abandoned: Count
 
 
+class Used(Message, frozen=True, kw_only=True):
+    """Now and then: what the worker and all processes that it has started use."""
+
+    cpu_s: float
+    memory_bytes: Count
+
+
 class Goodbye(Message, frozen=True, kw_only=True):
     """The worker leaves of its own will."""
 
@@ -330,6 +337,7 @@ KINDS: dict[int, type[Message]] = {
     11: Goodbye,
     12: CallReply,
     13: StreamEnded,
+    14: Used,
     32: Welcome,
     33: Refused,
     34: HeartbeatAck,
