@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.learners import interrupts
 from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.heads import heading, succeed
 from clusterenv.learners.launching import described
 from clusterenv.learners.options import Options
 from clusterenv.learners.resuming import GlobalGenerators, milestone, reset_seed, restore, state_of
@@ -40,9 +41,13 @@ def launched(
     if config.resume is not None:
         milestone(config.resume, algorithm)
     with ClusterEnv(config.env_options, launcher) as env:
-        with ready_folder(folder, resume=config.resume is not None):
+        with ready_folder(folder, resume=config.resume is not None), ExitStack() as ends:
+            succeed(folder)
+            ends.enter_context(heading(folder))
             env.launch()
-        yield env, Place(folder, launcher)
+            until_the_end = ends.pop_all()
+        with until_the_end:
+            yield env, Place(folder, launcher)
 
 
 class Training:
