@@ -136,7 +136,7 @@ def parse(
     program = f"clusterenv train {algorithm}"
     given = tyro.cli(line, prog=program, description=inspect.getdoc(kind), args=list(argv))
     return given.config, launcher_config(
-        given.launcher, given.slurm, given.config.workers, given.config.serial
+        given.launcher, given.slurm, given.config.workers_of_learner, given.config.serial
     )
 
 

@@ -24,7 +24,9 @@ class Options:
     env_kwargs: JsonObject = field(default_factory=dict)
     """Arguments of the environment, such as '{"size": 9}'."""
     workers: int = 2
-    """Worker processes."""
+    """Worker processes, of all learners together."""
+    learners: int = 1
+    """Learner processes, of PPO and A2C: each trains on its share of the workers, with gradients averaged."""
     envs_per_worker: int = 32
     """Environments of each worker."""
     serial: bool = False
@@ -58,9 +60,11 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
-        check(self, whole=("total_steps", "threads", "checkpoint_every", "log_interval"))
+        check(self, whole=("learners", "total_steps", "threads", "checkpoint_every", "log_interval"))
         if self.duration is not None and not (is_number(self.duration) and 0 < self.duration < math.inf):
             raise ConfigError("duration", self.duration, "a time above 0 in seconds, or None")
+        if self.workers % self.learners:
+            raise ConfigError("workers", self.workers, f"a multiple of learners = {self.learners}")
         cores = os.cpu_count() or 1
         if self.threads > cores:  # torch crashes when it cannot start as many as it is told
             raise ConfigError("threads", self.threads, f"at most {cores}, the cores of this machine")
@@ -70,6 +74,11 @@ class Options:
             raise ConfigError("env_kwargs", self.env_kwargs, "a dict of plain data, as JSON can hold it")
         if self.stop_at_return is not None and math.isnan(self.stop_at_return):
             raise ConfigError("stop_at_return", self.stop_at_return, "a number, or None")
+
+    @property
+    def workers_of_learner(self) -> int:
+        """The share of one learner."""
+        return self.workers // self.learners
 
     @property
     def env_options(self) -> dict[str, Any]:
