@@ -27,8 +27,11 @@ PEERS_LOGGED = 1024
 """Peers that are remembered, so that what each does wrong is logged once."""
 
 
-QUIET = (m.Heartbeat, m.PullRequest)
+QUIET = (m.Heartbeat, m.PullRequest, m.Used)
 """What no caller waits for: thousands of workers would wake it all the time."""
+
+REBUILDS_LOGGED = 1024
+"""Environments of one worker that were built anew, with a line in the log for each."""
 
 
 class Link(Protocol):
@@ -120,8 +123,12 @@ class Switchboard:
 
     def _on_message_of(self, peer: Peer, envelope: Envelope) -> None:
         message = envelope.message
+        if isinstance(message, m.ResetReply | m.StepReply | m.ActReply | m.FragmentReply):
+            self._on_rebuilt(peer, message.rebuilt)
         if isinstance(message, m.Heartbeat):
             self._on_heartbeat(peer, message)
+        elif isinstance(message, m.Used):
+            peer.used = message
         elif isinstance(message, m.PullRequest):
             self._on_pull(peer)
         elif isinstance(message, m.Ready):
@@ -146,6 +153,13 @@ class Switchboard:
             peer.reply = envelope
             if isinstance(message, m.ActReply | m.FragmentReply):
                 peer.policy = message.policy
+
+    def _on_rebuilt(self, peer: Peer, rebuilt: Sequence[m.Rebuilt]) -> None:
+        for each in rebuilt:
+            peer.env_rebuilds += 1
+            if peer.env_rebuilds <= REBUILDS_LOGGED:
+                where = f"worker {peer.rank} on {peer.host}"
+                logger.warning("%s has built environment %d anew: %s", where, each.env_id, each.error)
 
     def _streams(self, peer: Peer, envelope: Envelope) -> bool:
         intake = self._intake

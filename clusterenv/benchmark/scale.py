@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from clusterenv.benchmark.report import machine_facts
 from clusterenv.benchmark.scale_head import ScalePoint, ScaleSetting, measure_head
 from clusterenv.benchmark.scale_model import ScaleModel
 from clusterenv.errors import ClusterEnvError, ConfigError, DeadlineError, EnvError
+from clusterenv.machine import machine_facts
 
 if TYPE_CHECKING:
     Pipe = Connection[Any, Any]

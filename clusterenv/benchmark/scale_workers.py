@@ -23,7 +23,7 @@ import zmq
 from clusterenv.benchmark.descriptors import allow_descriptors
 from clusterenv.errors import ConnectError, DeadlineError
 from clusterenv.run_records import CONNECTION_FILE
-from clusterenv.service import hello
+from clusterenv.service import beat_interval_s, hello
 from clusterenv.transport import Connection, Envelope
 from clusterenv.transport import messages as m
 from clusterenv.transport.codec import Side, decode, encode
@@ -36,6 +36,7 @@ from clusterenv.transport.sockets import (
     receive_parts,
     send_parts,
 )
+from clusterenv.usage import LOOK_EVERY_S
 
 Frames = list[bytes]
 
@@ -117,6 +118,7 @@ class _Crowd:
         self._workers: list[_SimulatedWorker] = []
         self._parent = os.getppid()
         self._heard_at = time.monotonic()
+        self._hello = hello(0)
 
     def connect(self) -> None:
         """Connect all workers, two lines each; they say hello as soon as they are connected."""
@@ -149,7 +151,7 @@ class _Crowd:
         for socket in worker.sockets:
             self._listening[socket.fileno()] = (worker, socket)
             self._epoll.register(socket.fileno(), select.EPOLLIN)
-        worker.send(hello(worker.rank), [], 0)
+        worker.send(msgspec.structs.replace(self._hello, rank=worker.rank), [], 0)
 
     def run(self) -> None:
         """Until all workers have left."""
@@ -230,6 +232,7 @@ class _SimulatedWorker:
         self._stream = 0
         self._room = 0
         self._num_steps = 0
+        self._tell_use_at = 0.0
         self._working = False
         self._fragments = 0
 
@@ -264,7 +267,7 @@ class _SimulatedWorker:
             steps: Answer(_renumbered(answer.message, welcome.first_env), answer.frames)
             for steps, answer in self._answers.items()
         }
-        self._interval_s = min(1.0, welcome.lease_s / 5)
+        self._interval_s = beat_interval_s(welcome.lease_s, welcome.num_workers)
         obs, actions = self._crowd.simulation.digests
         self.send(m.Ready(obs_digest=obs, action_digest=actions, pids=[], threads=1), [], 0)
         self._crowd.after(random.uniform(0.0, self._interval_s), self._beat)
@@ -323,6 +326,9 @@ class _SimulatedWorker:
     def _beat(self) -> None:
         if not self.left:
             self.send(m.Heartbeat(steps=self._steps, working_on=self._stream), [], 0)
+            if self._steps and time.monotonic() >= self._tell_use_at:
+                self._tell_use_at = time.monotonic() + LOOK_EVERY_S
+                self.send(m.Used(cpu_s=0.0, memory_bytes=0), [], 0)
             self._crowd.after(self._interval_s, self._beat)
 
 

@@ -10,12 +10,12 @@ from dataclasses import field
 from pathlib import Path
 
 from clusterenv.benchmark.contenders import Shape
-from clusterenv.benchmark.report import machine_facts
 from clusterenv.benchmark.subject_process import Sample, SubjectFailed, SubjectMissing, SubjectProcess
 from clusterenv.benchmark.subjects import SUBJECTS
 from clusterenv.benchmark.tasks import TASKS
 from clusterenv.benchmark.throughput_report import Outcome, ThroughputReport
 from clusterenv.errors import ConfigError
+from clusterenv.machine import machine_facts
 
 
 def _cores() -> int:

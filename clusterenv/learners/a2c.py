@@ -140,13 +140,13 @@ def train(config: A2CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("a2c", config, launcher) as (env, folder):
+    with launched("a2c", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         parts = {"agent": agent, "optimizer": optimizer, "scale": reward_scale}
-        with training("a2c", config, folder, parts, acting=actor) as run:
+        with training("a2c", config, place, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             while run.goes_on:
                 if config.anneal_lr:

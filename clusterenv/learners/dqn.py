@@ -185,7 +185,7 @@ def train(config: DQNConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("dqn", config, launcher) as (env, folder):
+    with launched("dqn", config, launcher) as (env, place):
         spaces = env.single_observation_space, env.single_action_space
         agent = Agent(*spaces, **config.agent_options)
         target = copy.deepcopy(agent.q)
@@ -195,7 +195,7 @@ def train(config: DQNConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         parts = {"agent": agent, "target": target, "optimizer": optimizer}
         with (
             Replay(config.replay_capacity, transition_dtype(*spaces), config.replay_file) as replay,
-            training("dqn", config, folder, parts, acting=agent) as run,
+            training("dqn", config, place, parts, acting=agent) as run,
         ):
             env.reset(seed=run.reset_seed)
             owed = 0.0  # transitions to learn from

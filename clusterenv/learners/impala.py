@@ -223,7 +223,7 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("impala", config, launcher) as (env, folder):
+    with launched("impala", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
@@ -232,7 +232,7 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
         prox = copy.deepcopy(actor)
         parts = {"agent": agent, "prox": prox, "optimizer": optimizer, "shuffling": shuffling}
         parts["scale"] = reward_scale
-        with training("impala", config, folder, parts, acting=actor) as run:
+        with training("impala", config, place, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             with batches(env, actor, config) as collected:
                 while run.goes_on:

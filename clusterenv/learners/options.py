@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from clusterenv.checks import is_number
 from clusterenv.errors import ConfigError
+from clusterenv.learners.duration_option import Duration
 from clusterenv.learners.json_option import JsonObject, is_json
 
 
@@ -38,12 +40,17 @@ class Options:
     """Seed of weights, environments, action noise and minibatches."""
     total_steps: int = 1_000_000
     """Environment steps to train for."""
+    duration: Duration | None = None
+    """End after this time, such as 90s, 30m or 1h30m, if total_steps does not end the run before; none: steps
+    alone count."""
     stop_at_return: float | None = None
     """Stop once the mean return of the last 100 episodes reaches this; none: train for all steps."""
     run_dir: Path | None = None
     """Folder for this run's files; none: a new one in runs/."""
     checkpoint_every: int = 100_000
     """Environment steps between two milestones, from which a run can go on; environments are reset there."""
+    log_interval: int = 1
+    """Updates between two lines of the metrics."""
     resume: Path | None = None
     """Folder of a run to go on with from its last milestone, with its options where none are given."""
     threads: int = 1
@@ -51,7 +58,9 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
-        check(self, whole=("total_steps", "threads", "checkpoint_every"))
+        check(self, whole=("total_steps", "threads", "checkpoint_every", "log_interval"))
+        if self.duration is not None and not (is_number(self.duration) and 0 < self.duration < math.inf):
+            raise ConfigError("duration", self.duration, "a time above 0 in seconds, or None")
         cores = os.cpu_count() or 1
         if self.threads > cores:  # torch crashes when it cannot start as many as it is told
             raise ConfigError("threads", self.threads, f"at most {cores}, the cores of this machine")

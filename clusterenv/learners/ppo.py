@@ -216,13 +216,13 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("ppo", config, launcher) as (env, folder):
+    with launched("ppo", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
         parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
-        with training("ppo", config, folder, parts, acting=agent) as run:
+        with training("ppo", config, place, parts, acting=agent) as run:
             env.reset(seed=run.reset_seed)
             while run.goes_on:
                 if config.anneal_lr:

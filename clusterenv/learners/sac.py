@@ -251,7 +251,7 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("sac", config, launcher) as (env, folder):
+    with launched("sac", config, launcher) as (env, place):
         spaces = env.single_observation_space, env.single_action_space
         agent = Agent(*spaces, **config.agent_options)
         learner = Learner(agent, config)
@@ -259,7 +259,7 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         sampling = np.random.default_rng(config.seed)
         with (
             Replay(config.replay_capacity, transition_dtype(*spaces), config.replay_file) as replay,
-            training("sac", config, folder, learner.parts, acting=agent) as run,
+            training("sac", config, place, learner.parts, acting=agent) as run,
         ):
             env.reset(seed=run.reset_seed)
             owed = 0.0  # transitions to learn from

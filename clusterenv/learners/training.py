@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,9 +13,12 @@ from torch import Tensor, nn
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.learners import interrupts
 from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.heads import heading, succeed
+from clusterenv.learners.launching import described
 from clusterenv.learners.options import Options
 from clusterenv.learners.resuming import GlobalGenerators, milestone, reset_seed, restore, state_of
-from clusterenv.learners.runs import Run, Summary, default_folder, plain, ready_folder
+from clusterenv.learners.run_folder import Place, default_folder, ready_folder
+from clusterenv.learners.runs import Run, Summary, plain
 
 SamplesT = TypeVar("SamplesT", bound=Any)  # a dataclass of tensors
 
@@ -24,8 +26,8 @@ SamplesT = TypeVar("SamplesT", bound=Any)  # a dataclass of tensors
 @contextmanager
 def launched(
     algorithm: str, config: Options, launcher: LocalConfig | SlurmConfig | None
-) -> Iterator[tuple[ClusterEnv, Path]]:
-    """Environments whose workers are up, and the folder for the run; torch is seeded.
+) -> Iterator[tuple[ClusterEnv, Place]]:
+    """Environments whose workers are up, and the place of the run; torch is seeded.
 
     Args:
         algorithm: names the folder, if `config` does not.
@@ -39,9 +41,13 @@ def launched(
     if config.resume is not None:
         milestone(config.resume, algorithm)
     with ClusterEnv(config.env_options, launcher) as env:
-        with ready_folder(folder, resume=config.resume is not None):
+        with ready_folder(folder, resume=config.resume is not None), ExitStack() as ends:
+            succeed(folder)
+            ends.enter_context(heading(folder))
             env.launch()
-        yield env, folder
+            until_the_end = ends.pop_all()
+        with until_the_end:
+            yield env, Place(folder, launcher)
 
 
 class Training:
@@ -58,9 +64,15 @@ class Training:
 
     @property
     def goes_on(self) -> bool:
-        """Whether neither the steps nor the return asked for have been reached."""
+        """Whether neither the steps, nor the duration, nor the return asked for have been reached."""
         run, config = self._run, self._config
-        return run.steps < config.total_steps and not run.reached(config.stop_at_return)
+        if run.reached(config.stop_at_return):
+            run.ended = "return"
+        elif config.duration is not None and run.seconds >= config.duration:
+            run.ended = "duration"
+        elif run.steps < config.total_steps:
+            return True
+        return False
 
     @property
     def steps(self) -> int:
@@ -74,8 +86,11 @@ class Training:
 
     @property
     def remaining(self) -> float:
-        """What is left of the run, from 1 to 0."""
-        return max(0.0, 1 - self._run.steps / self._config.total_steps)
+        """What is left of the run, of its steps or of its duration if that is less, from 1 to 0."""
+        done = self._run.steps / self._config.total_steps
+        if self._config.duration is not None:
+            done = max(done, self._run.seconds / self._config.duration)
+        return max(0.0, 1 - done)
 
     @property
     def reset_seed(self) -> int:
@@ -119,24 +134,26 @@ class Training:
 
 @contextmanager
 def training(
-    algorithm: str, config: Options, folder: Path, parts: Mapping[str, Any], *, acting: nn.Module
+    algorithm: str, config: Options, place: Place, parts: Mapping[str, Any], *, acting: nn.Module
 ) -> Iterator[Training]:
-    """A run in `folder`, begun or gone on with; however it ends, its agent is saved.
+    """A run at `place`, begun or gone on with; however it ends, its agent is saved.
 
     Args:
         algorithm: its name on the command line.
         config: every option.
-        folder: for the run's files.
+        place: that `launched` gave.
         parts: all that the run changes, as `resuming.Parts`; "agent" and "optimizer" among them. None: none.
         acting: what workers act with.
     """
     with Run(
         algorithm,
         config,
-        folder,
+        place.folder,
         total_steps=config.total_steps,
         weight_bytes=sum(tensor.nbytes for tensor in acting.state_dict().values()),
         checkpoint_every=config.checkpoint_every,
+        log_interval=config.log_interval,
+        launcher=described(place.launcher),
         resume=config.resume is not None,
     ) as run:
         present = {name: part for name, part in parts.items() if part is not None}
