@@ -96,8 +96,13 @@ class ScaleBenchmark:
         settings = dataclasses.asdict(self)
         del settings["json"], settings["plot"]
         if self.json is not None:
-            result = {"settings": settings, "machine": machine, "model": dataclasses.asdict(model)}
-            result["points"] = [dataclasses.asdict(point) for point in points]
+            told = [dataclasses.asdict(point) for point in points]
+            result = {
+                "settings": settings,
+                "machine": machine,
+                "model": dataclasses.asdict(model),
+                "points": told,
+            }
             self.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         if self.plot is not None:
             draw(self.plot, points, model)

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 
@@ -201,7 +202,7 @@ class _Crowd:
         socket = worker.sockets[1 if is_express(message) else 0]
         send_parts(socket, parts)
         for envelope in list(self._read(socket)):
-            self.after(0.0, lambda envelope=envelope: worker.on_message(envelope))
+            self.after(0.0, partial(worker.on_message, envelope))
 
     @property
     def simulation(self) -> Simulation:
