@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from clusterenv import LocalConfig, SlurmConfig
 from clusterenv.errors import ConfigError
@@ -21,12 +23,15 @@ from clusterenv.learners.interrupts import Interrupts
 from clusterenv.learners.options import Options
 from clusterenv.learners.parallel import LOOK_EVERY_S, LearnerLost, Seat, size
 from clusterenv.lifetime import describe_exit, end_with_parent, kill_tree
+from clusterenv.transport.addresses import candidate_addresses, read_interfaces
 from clusterenv.worker import granted_cores
 
 ALGORITHMS = ("ppo", "a2c")
 """Those that several learners can train."""
 SEAT = "CLUSTERENV_LEARNER"
 """Variable that tells a learner its rank, how many there are, and the folder that they share."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Variable of gloo: the network interface that learners reach each other by."""
 LOST = 3
 """Exit status of a learner that ends because another has gone."""
 OTHERS_S = 5.0
@@ -75,14 +80,31 @@ def main(algorithm: str, argv: Sequence[str], config: Options, launcher: LocalCo
         return run_learners(algorithm, argv, config.learners)
     if SEAT in os.environ:
         end_with_parent()
+    else:
+        os.environ.setdefault(INTERFACE, _routed_interface())
     train = import_module(f"clusterenv.learners.{algorithm}").train
     try:
         with Interrupts() as interrupts, seat.joined():
             train(config, share_of(launcher, seat))
+        status = interrupts.status
     except LearnerLost as lost:
         sys.stderr.write(f"clusterenv: {lost}\n")
-        return LOST
-    return interrupts.status
+        status = LOST
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process at once: threads of gloo that still let go of tensors abort while Python is finalised."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def _routed_interface() -> str:
+    """Where learners on other hosts reach this one; gloo would take what its own name resolves to."""
+    address = candidate_addresses()[0]
+    return next(item.name for item in read_interfaces() if item.address == address)
 
 
 def check_learners(algorithm: str, learners: int) -> None:
@@ -124,7 +146,7 @@ def run_learners(algorithm: str, argv: Sequence[str], learners: int) -> int:
 
 
 def _started(command: Sequence[str], number: int, learners: int, folder: Path) -> subprocess.Popen[bytes]:
-    environ = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, SEAT: f"{number}:{learners}:{folder / 'shared'}"}
+    environ = {INTERFACE: "lo", **os.environ, SEAT: f"{number}:{learners}:{folder / 'shared'}"}
     if number == 0:
         return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL)
     with _log(folder, number).open("wb") as log:

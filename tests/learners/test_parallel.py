@@ -107,6 +107,7 @@ def test_two_learners_make_the_update_of_one_with_all_rows_and_notice_when_one_i
 
 
 @pytest.mark.process
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_left")
 def test_command_trains_with_two_learners_goes_on_and_ends_all_when_one_dies(tmp_path: Path) -> None:
     words = [*CARTPOLE, "--learners", "2", "--workers", "2", "--run-dir", str(tmp_path / "run")]
