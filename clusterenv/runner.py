@@ -141,6 +141,7 @@ class Runner:
         self._begin_episodes(rows)
         with self._envs() as shard:
             batch = shard.reset(command.seeds, options, command.mask)
+            batch.ended = (np.flatnonzero(shard.ended) + shard.first_env).tolist()
         self._was_reset = True
         return batch
 
