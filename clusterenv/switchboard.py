@@ -27,6 +27,9 @@ PEERS_LOGGED = 1024
 """Peers that are remembered, so that what each does wrong is logged once."""
 
 
+QUIET = (m.Heartbeat, m.PullRequest, m.Used)
+"""What no caller waits for: thousands of workers would wake it all the time."""
+
 REBUILDS_LOGGED = 1024
 """Environments of one worker that were built anew, with a line in the log for each."""
 
@@ -104,7 +107,8 @@ class Switchboard:
             else:
                 peer.heard_at = time.monotonic()
                 self._on_message_of(peer, envelope)
-            self._condition.notify_all()
+            if not isinstance(message, QUIET):
+                self._condition.notify_all()
 
     def _on_hello(self, envelope: Envelope, hello: m.Hello) -> None:
         try:
@@ -112,6 +116,7 @@ class Switchboard:
         except Exception as error:  # noqa: BLE001 - a Welcome that cannot be sent is the launch's failure
             what = f"cannot be told what to run: {error}"
             self.peers[hello.rank].failure = m.Failure(kind="setup", message=what)
+            self._roster.may_have_failed = True
         else:
             if refusal is not None:
                 self._refuse(envelope, refusal)
