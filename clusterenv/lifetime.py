@@ -44,7 +44,7 @@ def describe_exit(code: int) -> str:
     return f"killed by signal {-code}"
 
 
-def allow_descriptors() -> None:
+def raise_descriptor_limit() -> None:
     """This process may open as many descriptors as its hard limit grants, up to `MOST_DESCRIPTORS`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)

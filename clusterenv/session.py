@@ -25,7 +25,7 @@ from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.launchers import make_launcher
 from clusterenv.launchers.base import AsksAround, Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout
-from clusterenv.lifetime import allow_descriptors
+from clusterenv.lifetime import raise_descriptor_limit
 from clusterenv.peers import Ended, Peer
 from clusterenv.private_files import remove_folder
 from clusterenv.reporting import Description, Reporter
@@ -236,7 +236,7 @@ class LocalSession:
     def _open(self, launcher: LauncherConfig, name: str) -> None:
         run_id, keys = secrets.randbits(64), RunKeys.generate()
         heartbeat_s = min(5.0, float(self._config.lease_s) / 2)
-        allow_descriptors()  # who connects without a key holds one for some seconds
+        raise_descriptor_limit()  # who connects without a key holds one for some seconds
         self._server = Server(
             keys=keys,
             run_id=run_id,

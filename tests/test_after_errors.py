@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import numpy as np
@@ -90,6 +91,28 @@ def test_ends_of_a_step_that_failed_are_known_to_the_next_which_moves_nothing() 
 
         env.reset(options={"reset_mask": np.array([True, True])})
         assert env.step(np.zeros(2, np.int64))[0][:, 0].tolist() == [1, 1]
+
+
+class ThinksAtFirst(ScoringCoin):
+    """Takes longer for its first action than an environment may take for a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thinks_s = 6.0
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        time.sleep(self.thinks_s)
+        self.thinks_s = 0.0
+        return super().act(obs)
+
+
+@pytest.mark.parametrize("call", ["rollout", "step"])
+def test_time_of_the_agent_is_not_that_of_an_environment(call: str) -> None:
+    launcher = LocalConfig(nodes=1, cpus_per_node=1)
+    with ClusterEnv([Count], launcher, step_timeout_s=3.0, on_worker_loss="raise", seed=0) as env:
+        env.reset()
+        agent = ThinksAtFirst()
+        assert env.rollout(agent, 3).valid.all() if call == "rollout" else env.step(agent)[0][0] == 1
 
 
 def test_after_the_learners_agent_raised_it_judges_where_the_environments_stand() -> None:

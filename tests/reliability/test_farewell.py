@@ -1,7 +1,8 @@
-"""SIGTERM: a script that does not handle it ends its runs first, and then as the signal says."""
+"""What a run does to the process of its head: a handler of SIGTERM, and more descriptors."""
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from clusterenv import farewell
+from clusterenv.lifetime import MOST_DESCRIPTORS, raise_descriptor_limit
 from tests.processes import alive, wait_until
 
 SCRIPT = """
@@ -42,6 +44,16 @@ def test_script_that_is_terminated_leaves_no_worker_and_no_folder(
         assert head.wait(60) == code
     wait_until(lambda: not alive(workers), 20)
     assert not list(tmp_path.glob("clusterenv-*"))
+
+
+def test_head_may_open_what_the_hard_limit_grants() -> None:
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, MOST_DESCRIPTORS), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_handler_is_there_as_long_as_a_run_and_never_in_place_of_another() -> None:

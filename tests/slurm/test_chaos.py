@@ -17,8 +17,11 @@ from tests.chaos.ledger import Checker, Ledger
 from tests.slurm.conftest import MakeConfig, Record
 from tests.slurm.lab import Lab, until
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 NODES, ENVS = 2, 4
+LEASE_S = 8.0
+MENDED_S = 150.0
+"""A limit, on a machine that is busy with other things: Slurm and a new worker take seconds by themselves."""
 
 
 def test_faults_over_slurm_leave_no_wrong_row(
@@ -26,7 +29,7 @@ def test_faults_over_slurm_leave_no_wrong_row(
 ) -> None:
     env_fns = [partial(Ledger, env, tmp_path) for env in range(ENVS)]
     config = slurm_config(nodes=NODES, mode="sbatch", exclusive=True)
-    with ClusterEnv(env_fns, config, lease_s=4.0, on_env_error="rebuild") as env, followed() as taken:
+    with ClusterEnv(env_fns, config, lease_s=LEASE_S, on_env_error="rebuild") as env, followed() as taken:
         checker = Checker(ENVS)
         calls = Calls(env, MLPAgent(env), checker, taken)
         calls.reset(0)
@@ -54,7 +57,7 @@ def test_faults_over_slurm_leave_no_wrong_row(
             assert calls.make(call)
             since = restarts()
             fault()
-            took_s = until(whole_again(call, since), 90, f"{fault.__name__} in {call} is mended")
+            took_s = until(whole_again(call, since), MENDED_S, f"{fault.__name__} in {call} is mended")
             calls.settle()
             record(f"{fault.__name__} in {call}: whole again after", f"{took_s:.1f} s")
         (tmp_path / "fault-3").write_text("raise")
