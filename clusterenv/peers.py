@@ -123,6 +123,8 @@ class Peer:
     """Fragments of streams that came when nobody took them any more."""
     lost_fragments: int = 0
     """Fragments of streams that were under way and never came."""
+    env_rebuilds: int = 0
+    """Environments that raised and were built anew."""
 
     def enter(self, state: State) -> None:
         """Be in `state` from now on."""
@@ -253,5 +255,6 @@ def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
         "late_fragments": peer.late_fragments,
         "lost_fragments": peer.lost_fragments,
         "restarts": peer.incarnation,
+        "env_rebuilds": peer.env_rebuilds,
         "last_error": peer.last_error,
     }

@@ -40,6 +40,7 @@ from clusterenv.commands import (
     Step,
 )
 from clusterenv.errors import AgentError, EnvError, StateError
+from clusterenv.rebuilding import RebuildingShard
 from clusterenv.recording import Recording
 from clusterenv.runner_policy import RunnerPolicy
 from clusterenv.shard import Shard
@@ -100,13 +101,20 @@ class Runner:
     def handle(self, command: Command) -> Reply:
         """The answer to a command; never raises an Exception."""
         try:
-            return _HANDLERS[type(command)](self, command)
+            return self._telling_of_rebuilt(_HANDLERS[type(command)](self, command))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker
             return Failed.of(error)
         except BaseException as error:  # such as a panic of an extension in Rust
             if not self._own_process:  # a Ctrl-C of the caller, in serial mode
                 raise
             return Failed.of(error)
+
+    def _telling_of_rebuilt(self, reply: Reply) -> Reply:
+        if isinstance(self._shard, RebuildingShard):
+            batch = reply.step if isinstance(reply, ActBatch) else reply
+            if isinstance(batch, ResetBatch | StepBatch | Fragment):
+                batch.rebuilt, self._shard.rebuilt = self._shard.rebuilt, []
+        return reply
 
     def take(self, news: News) -> None:
         """Heed news that have come, between two steps or two commands."""
@@ -147,6 +155,8 @@ class Runner:
         rows = slice(None) if mask is None else mask
         moved = ~shard.ended[rows]
         batch = shard.step(actions, mask)
+        if isinstance(shard, RebuildingShard):
+            batch.lost = [shard.first_env + row for row in shard.take_lost()]
         goes_on = ~(batch.terminations | batch.truncations)
         at_end = ~goes_on if shard.autoreset_mode is AutoresetMode.SAME_STEP else ~moved
         self._begin_episodes(np.arange(self._setup.num_envs)[rows][at_end])
@@ -251,6 +261,7 @@ class Runner:
         look_for_news = None if command.sync_at is None else self.look_for_news
         nest = shard.obs_layout.nest
         resets_apart = isinstance(shard, VectorShard)  # in steps that are no transitions
+        rebuilding = shard if isinstance(shard, RebuildingShard) else None
         obs = record.obs_at(0)
         _copy(shard.obs, obs)
         for t in range(num_steps):
@@ -283,6 +294,8 @@ class Runner:
                 record.final_rows,
                 record.final_obs,
             )
+            if rebuilding is not None:
+                record.valid[t, rebuilding.take_lost()] = False
             record.close_step(shard.ended)
             if record.versions is not None:
                 self._policy.end_episodes(record.terminations[t] | record.truncations[t])
@@ -344,7 +357,9 @@ def _shard_of(setup: RunnerSetup) -> AnyShard:
     mode = AutoresetMode(setup.autoreset_mode)
     if setup.backend is None:
         env_fns = [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of]
-        return Shard(env_fns, first_env=setup.first_env, autoreset_mode=mode, same_bounds=setup.same_bounds)
+        most = setup.env_rebuilds
+        make = partial(RebuildingShard, most_rebuilds=most) if most else Shard
+        return make(env_fns, first_env=setup.first_env, autoreset_mode=mode, same_bounds=setup.same_bounds)
     (blob,) = setup.env_blobs
     return VectorShard(
         lambda: cloudpickle.loads(blob).vector(setup.num_envs, setup.num_threads),

@@ -28,6 +28,9 @@ from clusterenv.worker_start import CONNECTION_VARIABLE
 PACKAGES = ("clusterenv-rl", "gymnasium", "numpy", "torch", "pyzmq")
 """Distributions whose versions the head is told."""
 
+BEATS_PER_S = 500
+"""Heartbeats that a head should get from all workers."""
+
 LEAVE_WITHIN_S = 5.0
 """Seconds that a command in work has, once this process was told to end."""
 
@@ -96,6 +99,15 @@ def own_incarnation(environ: Mapping[str, str]) -> int:
     return int(environ.get(INCARNATION_VARIABLE, "0")) + int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
+def beat_interval_s(lease_s: float, num_workers: int) -> float:
+    """Seconds between two heartbeats of a worker.
+
+    A fifth of the lease, or a second. In large runs it is longer, so that all workers together send
+    BEATS_PER_S, but no more than a quarter of the lease: a worker that lives has three tries in it.
+    """
+    return min(lease_s / 4, max(min(1.0, lease_s / 5), num_workers / BEATS_PER_S))
+
+
 class Service:
     """The loop around a Worker: socket, heartbeats, and the head's silence."""
 
@@ -104,6 +116,7 @@ class Service:
         self._client = client
         self._rank = rank
         self._lease_s = 10.0
+        self._beat_interval_s = beat_interval_s(self._lease_s, 1)
         self._grace_s = 60.0  # until the Welcome says otherwise
         self._heard_at = time.monotonic()
         self._beat_at = 0.0
@@ -164,6 +177,7 @@ class Service:
             self._heard_at = time.monotonic()
             if isinstance(envelope.message, m.Welcome):
                 self._lease_s = envelope.message.lease_s
+                self._beat_interval_s = beat_interval_s(self._lease_s, envelope.message.num_workers)
                 self._grace_s = envelope.message.head_grace_s
             self._worker.on_message(envelope.sequence, envelope.message, envelope.frames)
         self._beat()
@@ -174,7 +188,7 @@ class Service:
     def _beat(self) -> None:
         assert self._worker is not None
         now = time.monotonic()
-        if now - self._beat_at >= self._interval_s():
+        if now - self._beat_at >= self._beat_interval_s:
             self._beat_at = now
             self.send(self._worker.heartbeat(), (), 0)
             usage = self._usage.look_if_due() if self._worker.steps else None

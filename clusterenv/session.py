@@ -117,6 +117,7 @@ def _welcomes(
             setup_timeout_s=float(config.setup_timeout_s),
             step_timeout_s=float(config.step_timeout_s),
             backend=source.backend,
+            env_rebuilds=config.env_rebuilds,
         )
         welcomes.append((welcome, blobs))
         first += count

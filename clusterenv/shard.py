@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from clusterenv import passed_checks
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
-from clusterenv.errors import EnvError, SpaceError, StateError, shortened
+from clusterenv.errors import EnvError, SpaceError, StateError, say, shortened
 from clusterenv.infos import encode_infos, plain_info
 from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.sources import require_env
@@ -63,7 +63,7 @@ class Shard:
         try:
             for index, env_fn in enumerate(env_fns, first_env):
                 self.progress += 1
-                self.envs.append(_build(env_fn, index))
+                self.envs.append(build(env_fn, index))
             self.single_observation_space, self.single_action_space = self._common_spaces(same_bounds)
             self.obs_layout = SpaceLayout.of(self.single_observation_space, bounds=same_bounds)
             self.action_layout = SpaceLayout.of(self.single_action_space)
@@ -141,7 +141,7 @@ class Shard:
                     if same_step and self.ended[row]:
                         # The environment may use its arrays and dicts again: keep what they say now.
                         final_index.append(place)
-                        final_obs.append(_snapshot(self._rows[row]))
+                        final_obs.append(snapshot(self._rows[row]))
                         batch.final_infos += _blocks([self._kept(row, info)])
                         info = self._reset_row(row)
                 infos.append(self._kept(row, info))
@@ -195,11 +195,11 @@ class Shard:
                     terminations[row] = bool(terminated)
                     truncations[row] = bool(truncated)
                     final_rows.append(row)
-                    final_obs.append(_snapshot(rows[row]))
+                    final_obs.append(snapshot(rows[row]))
                     self._reset_row(row)
         except ENV_ERRORS as error:
             self._pack(rows, self.obs)
-            if isinstance(error, EnvError):  # of the reset
+            if isinstance(error, EnvError):  # as above, or of the reset
                 raise
             raise self._failure(row, "step", error, singles[row]) from error
         rewards[:] = numbers
@@ -274,6 +274,8 @@ class Shard:
             batch.rewards[place] = reward if type(reward) in _NUMBERS else _number(reward)
             batch.terminations[place] = bool(terminated)
             batch.truncations[place] = bool(truncated)
+        except EnvError:  # of one that could not be built anew
+            raise
         except ENV_ERRORS as error:
             raise self._failure(row, "step", error, action) from error
         self._rows[row] = observation
@@ -351,7 +353,12 @@ class Shard:
         return [leaf.copy() for leaf in self.obs]
 
 
-def _build(env_fn: Callable[[], Env], index: int) -> Env:
+def build(env_fn: Callable[[], Env], index: int) -> Env:
+    """What the callable of an environment makes.
+
+    Raises:
+        EnvError: if it raises, or makes something else.
+    """
     try:
         env = env_fn()
     except ENV_ERRORS as error:
@@ -373,7 +380,8 @@ def _blocks(infos: Sequence[tuple[int, dict[str, Plain]]]) -> list[bytes]:
     return [encode_infos(infos)] if any(info for _, info in infos) else []
 
 
-def _snapshot(obs: Nested) -> Nested:
+def snapshot(obs: Nested) -> Nested:
+    """A copy, since environments may use their arrays again."""
     return obs.copy() if type(obs) is np.ndarray else deepcopy(obs)
 
 
@@ -389,11 +397,3 @@ def _number(reward: object) -> float:
 def _id_of(env: Env) -> str:
     spec = env.unwrapped.spec
     return f" ({spec.id})" if spec else ""
-
-
-def say(error: BaseException) -> str:
-    """Type and text of an error."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its own text may fail too
-        return f"{type(error).__name__}, whose text cannot be made"

@@ -10,8 +10,8 @@ import cloudpickle
 
 from clusterenv import values
 from clusterenv.commands import Call, CallBatch, SetAttr
-from clusterenv.errors import EnvError, MissingAttribute
-from clusterenv.shard import ENV_ERRORS, Shard, say
+from clusterenv.errors import EnvError, MissingAttribute, say
+from clusterenv.shard import ENV_ERRORS, Shard
 from clusterenv.vector_shard import VectorShard
 
 

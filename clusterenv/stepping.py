@@ -208,5 +208,5 @@ def step_batch(reply: Reply[m.StepReply], obs: SpaceLayout, num_rows: int) -> St
     """What a worker answered to a StepCommand for `num_rows` environments."""
     message, reader = reply.message, FrameReader(reply.frames)
     batch = reader.done(StepBatch.read(reader, obs, num_rows, message.num_final))
-    batch.infos, batch.final_infos = message.infos, message.final_infos
+    batch.infos, batch.final_infos, batch.lost = message.infos, message.final_infos, message.lost
     return batch

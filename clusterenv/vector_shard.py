@@ -13,10 +13,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
-from clusterenv.errors import EnvError, MissingAttribute, SpaceError, StateError
+from clusterenv.errors import EnvError, MissingAttribute, SpaceError, StateError, say
 from clusterenv.infos import encode_infos, plain_info, unbatch_infos
 from clusterenv.layout import Nested, SpaceLayout
-from clusterenv.shard import ENV_ERRORS, say
+from clusterenv.shard import ENV_ERRORS
 from clusterenv.sources import autoreset_modes
 from clusterenv.vector_answers import RESET, STEP, wrong_leaf, wrong_numbers, wrong_parts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.learners import interrupts
 from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.heads import heading, succeed
 from clusterenv.learners.image_networks import network_for
 from clusterenv.learners.launching import described
 from clusterenv.learners.options import Options
@@ -42,10 +43,14 @@ def launched(
     if config.resume is not None:
         milestone(config.resume, algorithm)
     with ClusterEnv(config.env_options, launcher) as env:
-        with ready_folder(folder, resume=config.resume is not None):
+        with ready_folder(folder, resume=config.resume is not None), ExitStack() as ends:
+            succeed(folder)
+            ends.enter_context(heading(folder))
             env.launch()
-        torch.set_num_threads(config.num_threads or _threads(config, env, launcher))
-        yield env, Place(folder, launcher)
+            until_the_end = ends.pop_all()
+        with until_the_end:
+            torch.set_num_threads(config.num_threads or _threads(config, env, launcher))
+            yield env, Place(folder, launcher)
 
 
 def _threads(config: Options, env: ClusterEnv, launcher: LocalConfig | SlurmConfig) -> int:

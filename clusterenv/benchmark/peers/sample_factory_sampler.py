@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import gymnasium as gym
 from sample_factory.algo.sampling.simplified_sampling_api import SyncSamplingAPI
 from sample_factory.algo.utils.env_info import obtain_env_info_in_a_separate_process
@@ -14,7 +17,7 @@ from clusterenv.benchmark.tasks import Task
 
 def sampler(task: Task, shape: Shape) -> Contender:
     """One rollout worker for each of ours."""
-    register_env("task", lambda *_, **__: gym.make(task.env_id))
+    register_env("task", partial(_make, task.env_id))
     words = {
         "env": "task",
         "device": "cpu",
@@ -33,3 +36,7 @@ def sampler(task: Task, shape: Shape) -> Contender:
     sampling = SyncSamplingAPI(config, obtain_env_info_in_a_separate_process(config))
     sampling.start()
     return Advancing(lambda: int(sampling.get_trajectories_sync()["rewards"].numel()), sampling.stop)
+
+
+def _make(env_id: str, *_: object, **__: object) -> gym.Env[Any, Any]:
+    return gym.make(env_id)
