@@ -60,6 +60,11 @@ def own_seat(learners: int, environ: Mapping[str, str] = os.environ) -> Seat | N
     return Seat(int(environ["SLURM_PROCID"]), tasks, shared / f"learners-{step}")
 
 
+def learners_here() -> int:
+    """How many learners of the run share this machine's cores; those of a Slurm step have their own."""
+    return size() if SEAT in os.environ else 1
+
+
 def share_of(launcher: LocalConfig | SlurmConfig, seat: Seat) -> LocalConfig | SlurmConfig:
     """The launcher of one learner: on one machine, its workers have their share of the cores."""
     if SEAT not in os.environ or not isinstance(launcher, LocalConfig) or launcher.serial:
@@ -90,11 +95,11 @@ def main(algorithm: str, argv: Sequence[str], config: Options, launcher: LocalCo
     except LearnerLost as lost:
         sys.stderr.write(f"clusterenv: {lost}\n")
         status = LOST
-    _leave(status)
+    return _leave(status)
 
 
 def _leave(status: int) -> NoReturn:
-    """End the process at once: threads of gloo that still let go of tensors abort while Python is finalised."""
+    """End the process at once: threads of gloo that let go of tensors abort while Python is finalised."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
