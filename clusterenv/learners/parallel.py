@@ -25,11 +25,14 @@ from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import FileStore  # torch.distributed has it, but not for type checkers
 
 from clusterenv.errors import ClusterEnvError
+from clusterenv.private_files import remove_folder
 
 RENDEZVOUS_S = 60.0
 """Seconds within which all learners have to come."""
 ANSWER_S = 900.0
 """Seconds that the others wait for a learner that lives; it may have to wait for a worker's replacement."""
+OTHERS_S = 10.0
+"""Seconds in which learners that have nothing left to do end."""
 LOOK_EVERY_S = 0.05
 SETTLE_S = 2.0
 """A lost connection is known at once, the end of the process behind it within this time."""
@@ -83,6 +86,13 @@ class Seat:
     def gone(self) -> list[int]:
         """The learners whose processes are not there."""
         return [rank for rank in range(self.size) if rank != self.rank and not self._is_there(rank)]
+
+    def clear_away(self) -> None:
+        """Nothing is left of the folder, once the other learners have ended or some seconds have passed."""
+        deadline = time.monotonic() + OTHERS_S
+        while len(self.gone()) < self.size - 1 and time.monotonic() < deadline:
+            time.sleep(LOOK_EVERY_S)
+        remove_folder(self.folder)
 
     def _wait_for_all(self) -> None:
         deadline = time.monotonic() + RENDEZVOUS_S

@@ -95,6 +95,8 @@ def main(algorithm: str, argv: Sequence[str], config: Options, launcher: LocalCo
     except LearnerLost as lost:
         sys.stderr.write(f"clusterenv: {lost}\n")
         status = LOST
+    if SEAT not in os.environ and seat.rank == 0:
+        seat.clear_away()
     return _leave(status)
 
 

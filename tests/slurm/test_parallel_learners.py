@@ -44,4 +44,5 @@ def test_two_learners_train_with_a_worker_each(
     hosts = [worker["host"] for worker in results["workers"]]
     assert len(set(hosts)) == 2, hosts
     assert "steps/s), 8 updates" in output.read_text()
+    assert not list(tmp_path.glob(".clusterenv/runs/learners-*"))
     assert not lab.worker_pids()
