@@ -35,6 +35,7 @@ class ResetBatch:
     obs: list[Array]
     infos: list[bytes] = field(default_factory=list)
     rebuilt: list[Rebuilt] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # global numbers: they are at the end of an episode
 
     def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""

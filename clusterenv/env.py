@@ -169,6 +169,7 @@ class ClusterEnv(Called):
     def _stepped_run(self) -> Run:
         """The run, if every environment can step."""
         run = self._reset_run("step")
+        self._call(run.stepping.look_for_ends)
         run.stepping.refuse_ended()
         return run
 

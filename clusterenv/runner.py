@@ -64,6 +64,8 @@ class Runner:
         """Nobody waits for the answer any more: a rollout ends after the step under way."""
         self.look_for_news: Callable[[], None] | None = None
         """Called between the steps of a Collect that may get news meanwhile; gives them to `take`."""
+        self.agent_works = False
+        """Whether the agent is at work, whose time is no environment's; any thread may read it."""
         self._given_up = False
         self._acts = 0
         self._was_reset = False
@@ -100,6 +102,7 @@ class Runner:
 
     def handle(self, command: Command) -> Reply:
         """The answer to a command; never raises an Exception."""
+        self.agent_works = False
         try:
             return self._telling_of_rebuilt(_HANDLERS[type(command)](self, command))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker
@@ -141,6 +144,7 @@ class Runner:
         self._begin_episodes(rows)
         with self._envs() as shard:
             batch = shard.reset(command.seeds, options, command.mask)
+            batch.ended = (np.flatnonzero(shard.ended) + shard.first_env).tolist()
         self._was_reset = True
         return batch
 
@@ -244,6 +248,7 @@ class Runner:
             if record.steps_done < command.num_steps:
                 return Abandoned()
             adapter = self._policy.adapter
+            self.agent_works = True
             return record.fragment(
                 adapter.values,
                 all_values=adapter.values_apart and record.versions is None,
@@ -306,6 +311,7 @@ class Runner:
     def _decide(self, obs: Nested, state: list[Array], *, with_values: bool) -> Acted:
         """The policy's actions on a nested batch of observations of all rows, and what it remembers."""
         self._acts += 1
+        self.agent_works = True
         acted = self._policy.act(
             obs,
             seed=self._noise_seed,
@@ -314,6 +320,7 @@ class Runner:
             with_values=with_values,
             state=state,
         )
+        self.agent_works = False
         self._steps += 1
         return acted
 

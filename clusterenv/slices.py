@@ -160,6 +160,7 @@ def _merge_resets(batches: Sequence[ResetBatch]) -> ResetBatch:
         obs=_leaves([b.obs for b in batches]),
         infos=[i for b in batches for i in b.infos],
         rebuilt=[env for b in batches for env in b.rebuilt],
+        ended=[env for b in batches for env in b.ended],
     )
 
 

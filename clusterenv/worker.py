@@ -270,7 +270,8 @@ class Worker:
         self._answer(m.Ack())
 
     def _was_reset(self, batch: ResetBatch) -> None:
-        self._answer(m.ResetReply(infos=batch.infos, rebuilt=_rebuilt(batch)), batch.frames())
+        reply = m.ResetReply(infos=batch.infos, rebuilt=_rebuilt(batch), ended=batch.ended)
+        self._answer(reply, batch.frames())
 
     def _stepped(self, batch: StepBatch) -> None:
         self.steps += len(batch.rewards)

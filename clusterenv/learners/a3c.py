@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from clusterenv import LocalConfig, SlurmConfig
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.a2c import A2CConfig, update
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
@@ -38,6 +38,11 @@ class A3CConfig(A2CConfig):
         """Check what ClusterEnv does not check itself."""
         super().__post_init__()
         check(self, whole=("queue",))
+
+    @property
+    def streams(self) -> bool:
+        """Whether workers step while the learner computes: always."""
+        return True
 
 
 def train(config: A3CConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:
@@ -68,5 +73,5 @@ def train(config: A3CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
 
 
 def parse(argv: Sequence[str]) -> tuple[A3CConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("a3c", A3CConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("a3c", A3CConfig, argv)

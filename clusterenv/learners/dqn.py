@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from clusterenv import LocalConfig, SlurmConfig
 from clusterenv.errors import ConfigError, SpaceError
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.networks import Obs, feature_size, flatten, mlp
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.replay import Replay, Rows
@@ -220,5 +220,5 @@ def train(config: DQNConfig, launcher: LocalConfig | SlurmConfig | None = None) 
 
 
 def parse(argv: Sequence[str]) -> tuple[DQNConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("dqn", DQNConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("dqn", DQNConfig, argv)

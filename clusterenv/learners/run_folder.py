@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -74,3 +75,15 @@ def default_folder(algorithm: str, env_id: str, seed: int) -> Path:
     """A folder for a run that was given none: below runs/, named by what is run and when."""
     name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in env_id)
     return Path("runs", f"{name}-{algorithm}-seed{seed}-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+
+
+def keep_lines_until(path: Path, steps: int) -> None:
+    """The metrics at `path` tell of no update after `steps`; half a line at the end is no line."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            if json.loads(line)["steps"] <= steps:
+                kept.append(f"{line}\n")
+    shorter = path.with_name(f".{path.name}.shorter")
+    shorter.write_text("".join(kept), encoding="utf-8")
+    shorter.replace(path)

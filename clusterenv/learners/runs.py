@@ -6,11 +6,10 @@ import dataclasses
 import json
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,10 @@ from clusterenv.learners.run_folder import (
     RESULTS_FILE,
     SUMMARY_FILE,
     as_config_error,
+    keep_lines_until,
     make_folder,
 )
+from clusterenv.learners.sync_counts import added
 from clusterenv.machine import machine_facts
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Run:
         self._began = datetime.now(UTC)
         self.ended = "steps"
         """Why the run ends, if nothing interrupts it: "steps", "duration" or "return"."""
+        self._unwritten: Callable[[], None] = _nothing
         self._checkpoint_every = checkpoint_every
         self._milestones = 0
         self._stats: Mapping[str, Any] = {"workers": [], "weight_bytes_sent": 0, "check_bytes_sent": 0}
@@ -161,6 +163,7 @@ class Run:
             self.ended = "interrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
         failures = []
         for name, close in (
+            (METRICS_FILE, self._write_newest),
             (METRICS_FILE, self._metrics.close),
             (self._board.path.name, self._board.close),
             (SUMMARY_FILE, lambda: self._write(SUMMARY_FILE, dataclasses.asdict(summary))),
@@ -199,14 +202,24 @@ class Run:
             (episode.episode_return for episode in rollout.episodes),
             (episode.length for episode in rollout.episodes),
         )
-        self._stats = _added(self._earlier, stats)
+        self._stats = added(self._earlier, stats)
         self._workers = stats["workers"]
         collected = self._collected(rollout) | self._resources.row(stats)
         self._progress.show(self._line(collected))
-        if self.updates % self._log_interval:
-            return
+        self._unwritten = lambda: self._write_line(collected, self._by_worker(rollout), losses)
+        if self.updates % self._log_interval == 0:
+            self._write_newest()
+
+    def _write_newest(self) -> None:
+        """Write what is known of the newest update, if that was not done."""
+        write, self._unwritten = self._unwritten, _nothing
+        write()
+
+    def _write_line(
+        self, collected: Mapping[str, Any], by_worker: Mapping[str, Any], losses: Mapping[str, float]
+    ) -> None:
         with self._writing(METRICS_FILE):
-            row = collected | self._by_worker(rollout) | dict(losses)
+            row = {**collected, **by_worker, **losses}
             self._metrics.write(json.dumps(_finite(row), allow_nan=False) + "\n")
         curves = {f"run/{name}": value for name, value in collected.items() if value is not None}
         with self._writing(self._board.path.name):
@@ -243,7 +256,7 @@ class Run:
             "returns": self._returns.state_dict(),
             "used": self._resources.totals(),
             "seconds": self._logged - self._started,
-            "stats": _added(self._stats, {"workers": []}),
+            "stats": added(self._stats, {"workers": []}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -259,7 +272,7 @@ class Run:
         with self._writing(METRICS_FILE):
             self._metrics.close()
             remove_unfinished(self.folder)
-            _keep_lines_until(self.folder / METRICS_FILE, self.steps)
+            keep_lines_until(self.folder / METRICS_FILE, self.steps)
             self._metrics = (self.folder / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
         with self._writing(self._board.path.name):
             self._board.go_on_from(self.steps)
@@ -313,8 +326,7 @@ class Run:
         }
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        text = json.dumps(_finite(content), indent=2)
-        (self.folder / name).write_text(text + "\n", encoding="utf-8")
+        (self.folder / name).write_text(json.dumps(_finite(content), indent=2) + "\n", encoding="utf-8")
 
     def _collected(self, rollout: Rollout) -> dict[str, Any]:
         now = self._logged = time.monotonic()
@@ -373,31 +385,8 @@ def plain(config: DataclassInstance) -> dict[str, Any]:
     return values | {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
 
 
-def _added(earlier: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of `ClusterEnv.stats()`, with what was there before the run was resumed."""
-    names = ("weight_bytes_sent", "check_bytes_sent")
-    workers = []
-    nothing: dict[str, Any] = {}
-    for worker, before in zip_longest(stats["workers"], earlier["workers"], fillvalue=nothing):
-        reasons = Counter(before.get("syncs_by_reason", {}))
-        reasons.update(worker.get("syncs_by_reason", {}))
-        checks = before.get("checks", 0) + worker.get("checks", 0)
-        counts = {"sync_count": reasons.total(), "syncs_by_reason": dict(reasons), "checks": checks}
-        newest = {name: float((worker or before).get(name, 0.0)) for name in ("kl", "kl_threshold")}
-        workers.append(counts | newest)
-    return {"workers": workers} | {name: earlier.get(name, 0) + stats.get(name, 0) for name in names}
-
-
-def _keep_lines_until(path: Path, steps: int) -> None:
-    """The metrics at `path` tell of no update after `steps`; half a line at the end is no line."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):
-            if json.loads(line)["steps"] <= steps:
-                kept.append(f"{line}\n")
-    shorter = path.with_name(f".{path.name}.shorter")
-    shorter.write_text("".join(kept), encoding="utf-8")
-    shorter.replace(path)
+def _nothing() -> None:
+    """All is written."""
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from clusterenv import LocalConfig, SlurmConfig
 from clusterenv.errors import ConfigError, SpaceError
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.networks import Obs, feature_size, flatten, mlp
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.replay import Replay, Rows
@@ -281,5 +281,5 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
 
 
 def parse(argv: Sequence[str]) -> tuple[SACConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("sac", SACConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("sac", SACConfig, argv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -14,11 +15,13 @@ from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.learners import interrupts
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.heads import heading, succeed
+from clusterenv.learners.image_networks import network_for
 from clusterenv.learners.launching import described
 from clusterenv.learners.options import Options
 from clusterenv.learners.resuming import GlobalGenerators, milestone, reset_seed, restore, state_of
 from clusterenv.learners.run_folder import Place, default_folder, ready_folder
 from clusterenv.learners.runs import Run, Summary, plain
+from clusterenv.learners.threads import available_cores, learner_threads
 
 SamplesT = TypeVar("SamplesT", bound=Any)  # a dataclass of tensors
 
@@ -35,7 +38,6 @@ def launched(
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
     launcher = launcher or LocalConfig(nodes=config.workers, serial=config.serial)
-    torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     folder = config.resume or config.run_dir or default_folder(algorithm, config.env_id, config.seed)
     if config.resume is not None:
@@ -47,7 +49,17 @@ def launched(
             env.launch()
             until_the_end = ends.pop_all()
         with until_the_end:
+            torch.set_num_threads(config.num_threads or _threads(config, env, launcher))
             yield env, Place(folder, launcher)
+
+
+def _threads(config: Options, env: ClusterEnv, launcher: LocalConfig | SlurmConfig) -> int:
+    network = config.agent_options.get("network", "mlp")
+    return learner_threads(
+        large=network_for(network, env.single_observation_space) != "mlp",
+        beside_workers=config.streams and isinstance(launcher, LocalConfig),
+        cores=available_cores(),
+    )
 
 
 class Training:
@@ -171,15 +183,27 @@ def follow(target: nn.Module, source: nn.Module, rate: float) -> None:
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), rate)
 
 
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """The share of the variance of returns [n] that the values [n] of the critic explain: 1 is all of it."""
+    return 1 - (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-8)
+
+
 def mean_of(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """The means of what was logged at each of some steps of the optimiser."""
     return {name: float(torch.stack([log[name] for log in logs]).mean()) for name in logs[0]} if logs else {}
 
 
-def shuffled(samples: SamplesT, num_minibatches: int, generator: torch.Generator) -> list[SamplesT]:
-    """All rows of a dataclass of tensors [rows, ...] in a new order, in minibatches of nearly one size."""
+def shuffled(
+    samples: SamplesT, num_minibatches: int, generator: torch.Generator, batch_size: int | None = None
+) -> list[SamplesT]:
+    """All rows of a dataclass of tensors [rows, ...] in a new order, in minibatches of nearly one size.
+
+    There are as many as rows of at most `batch_size` need, if that is given.
+    """
     columns = [getattr(samples, item.name) for item in dataclasses.fields(samples)]
     order = torch.randperm(len(columns[0]), generator=generator)
+    if batch_size is not None:
+        num_minibatches = math.ceil(len(order) / batch_size)
     return [
         type(samples)(*(column[rows] for column in columns))
         for rows in order.tensor_split(min(num_minibatches, len(order)))

@@ -72,6 +72,7 @@ class ResetReply(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     infos: Blocks
     rebuilt: RebuiltEnvs = []
+    ended: Counts = []
 
 
 class StepReply(Message, frozen=True, kw_only=True, omit_defaults=True):

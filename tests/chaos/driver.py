@@ -95,9 +95,16 @@ class Report:
 
 
 def run_chaos(
-    seed: int, faults: int, seconds: float = float("inf"), only: Sequence[str] | None = None
+    seed: int,
+    faults: int,
+    seconds: float = float("inf"),
+    only: Sequence[str] | None = None,
+    path: Path | None = None,
 ) -> Report:
-    """Inject so many faults, or as many as fit into `seconds`, and check every row and every invariant."""
+    """Inject so many faults, or as many as fit into `seconds`, and check every row and every invariant.
+
+    The report is at `path` after each of the runs that the faults are dealt over.
+    """
     report, rng = Report(seed), random.Random(seed)
     kinds = [*FAULTS, *(NETWORK_FAULTS if has_own_network() else {}), "head_killed"]
     kinds = [kind for kind in kinds if only is None or kind in only]
@@ -112,6 +119,8 @@ def run_chaos(
                 if kind == "head_killed" and time.monotonic() < end:
                     _kill_a_head(rng, report)
         _measure(report)
+        if path is not None:
+            report.write(path)
     return report
 
 
