@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from clusterenv.batches import Rebuilt
 from clusterenv.errors import EnvError, SpaceError
 from clusterenv.layout import SpaceLayout
+from clusterenv.passed_checks import Checks
 from clusterenv.shard import ENV_ERRORS, Env, Info, Shard, build, snapshot
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,9 @@ class RebuildingShard(Shard):
         self._most_rebuilds = most_rebuilds
         self._lives = [_Life() for _ in env_fns]
         self._lost: list[int] = []
-        self._own_steps = self._steps  # which `checks` keeps up to date
-        self._steps = [partial(self._guarded_step, row) for row in range(self.num_envs)]
+        self._own_steps = list(self._steps)
+        self.checks = Checks(self.envs, self._own_steps)
+        self._steps[:] = [partial(self._guarded_step, row) for row in range(self.num_envs)]
         self.rebuilt: list[Rebuilt] = []
         """What was built anew, until somebody takes the list."""
 

@@ -181,6 +181,7 @@ class Service:
                 self._grace_s = envelope.message.head_grace_s
             self._worker.on_message(envelope.sequence, envelope.message, envelope.frames)
         self._beat()
+        self._tell_use()
 
     def _interval_s(self) -> float:
         return min(1.0, self._lease_s / 5)
@@ -191,9 +192,13 @@ class Service:
         if now - self._beat_at >= self._beat_interval_s:
             self._beat_at = now
             self.send(self._worker.heartbeat(), (), 0)
-            usage = self._usage.look_if_due() if self._worker.steps else None
-            if usage is not None:
-                self.send(m.Used(cpu_s=usage.cpu_s, memory_bytes=usage.memory_bytes), (), 0)
+
+    def _tell_use(self) -> None:
+        """Tell what the worker and its runners use, if they are there and the last look is a while ago."""
+        assert self._worker is not None
+        usage = self._usage.look_if_due() if self._worker.pool is not None else None
+        if usage is not None:
+            self.send(m.Used(cpu_s=usage.cpu_s, memory_bytes=usage.memory_bytes), (), 0)
 
     def _silent(self) -> bool:
         return time.monotonic() - self._heard_at > self._grace_s

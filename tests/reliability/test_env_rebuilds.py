@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import ConfigError, EnvError, StateError
@@ -110,6 +111,21 @@ def test_rows_of_a_rollout_in_which_an_env_raised_are_not_valid_and_cut_its_epis
     assert rollout.final_obs[:, 0].tolist() == [2, 2]
     assert [(ended.length, ended.episode_return) for ended in rollout.episodes] == [(2, 2.0), (2, 2.0)]
     assert rollout.valid[:, 0].all()
+
+
+def test_time_limit_holds_in_an_env_that_was_built_anew() -> None:
+    def limited() -> gym.Env:
+        return TimeLimit(OrderEnforcing(Fails("step", 3, n=9)), 2)
+
+    def limited_above() -> gym.Env:
+        return TimeLimit(OrderEnforcing(Fails("step", 3, n=9)), 4)
+
+    with rebuilding([limited, limited_above], seed=0) as env:
+        rollout = env.rollout(MLPAgent(env), 8)
+    assert rollout.truncations[:, 0].tolist() == [False, True] * 4
+    assert rollout.valid[:, 0].all()
+    assert rollout.obs[:, 1, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert rollout.valid[:, 1].tolist() == [True, True, False, True, True, False, True, True]
 
 
 def test_env_that_raises_too_often_is_an_error_that_tells_the_first() -> None:
