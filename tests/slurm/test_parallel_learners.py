@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.lab import Lab
+from tests.slurm.lab import NODES, Lab
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,9 @@ def test_two_learners_train_with_a_worker_each(
     assert json.loads(summary.read_text())["steps"] == 1024
     results = json.loads((run / "benchmark_metrics.json").read_text())
     hosts = [worker["host"] for worker in results["workers"]]
-    assert len(set(hosts)) == 2, hosts
+    assert set(hosts) <= set(NODES), hosts
+    assert len(hosts) == 2
+    assert learners == "here" or len(set(hosts)) == 2  # jobs of one node each may share it
     assert "steps/s), 8 updates" in output.read_text()
     assert not list(tmp_path.glob(".clusterenv/runs/learners-*"))
     assert not lab.worker_pids()
