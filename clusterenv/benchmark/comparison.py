@@ -149,7 +149,7 @@ def _range(env_id: str, env_kwargs: Mapping[str, Any], comparison: Comparison) -
 def _groups(runs: Sequence[RunRecord], remarks: list[str]) -> list[Group]:
     settings: dict[str, dict[Any, RunRecord]] = defaultdict(dict)
     for run in runs:
-        of_seed = settings[_setting(run)]
+        of_seed = settings[_key(run)]
         seed = run.config.get("seed")
         if seed in of_seed:
             remarks.append(
@@ -160,16 +160,21 @@ def _groups(runs: Sequence[RunRecord], remarks: list[str]) -> list[Group]:
     return [Group(_label(group[0], [other[0] for other in grouped]), group) for group in grouped]
 
 
-def _setting(run: RunRecord) -> str:
+def _settings(run: RunRecord) -> dict[str, Any]:
+    """What makes the run another than its repetitions are, less what only follows from other options."""
     settings = {name: value for name, value in run.config.items() if name not in NOT_SETTINGS}
-    return json.dumps([run.algorithm, settings], sort_keys=True, default=str)
+    if settings.get("num_envs") is not None:
+        settings.pop("envs_per_worker", None)
+    return settings
+
+
+def _key(run: RunRecord) -> str:
+    return json.dumps([run.algorithm, _settings(run)], sort_keys=True, default=str)
 
 
 def _label(run: RunRecord, others: Sequence[RunRecord]) -> str:
-    same_algorithm = [other.config for other in others if other.algorithm == run.algorithm]
-    names = dict.fromkeys(name for config in same_algorithm for name in config if name not in NOT_SETTINGS)
-    differing = [
-        name for name in names if any(config.get(name) != run.config.get(name) for config in same_algorithm)
-    ]
-    shown = [f"{name}={run.config.get(name)}" for name in differing[:MOST_SHOWN]]
+    own, each = _settings(run), [_settings(other) for other in others if other.algorithm == run.algorithm]
+    names = dict.fromkeys(name for settings in each for name in settings)
+    differing = [name for name in names if any(other.get(name) != own.get(name) for other in each)]
+    shown = [f"{name}={own.get(name)}" for name in differing[:MOST_SHOWN]]
     return " ".join([run.algorithm, *shown, *(["..."] if len(differing) > MOST_SHOWN else [])])

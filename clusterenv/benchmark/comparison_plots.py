@@ -29,7 +29,7 @@ def draw(comparison: Comparison, out: Path) -> None:
     labels = list(dict.fromkeys(group.label for task in tasks for group in task.groups))
     colors = {label: f"C{number % 10}" for number, label in enumerate(labels)}
     figure = Figure(figsize=(17, 0.7 + 3.6 * len(tasks)), layout="constrained")
-    rows = figure.subplots(len(tasks), 4, squeeze=False, width_ratios=(3, 3, 2, 2))
+    rows = figure.subplots(len(tasks), 4, squeeze=False)
     for task, (by_steps, by_time, rate, memory) in zip(tasks, rows, strict=True):
         by_steps.set_title(task.title, loc="left", fontsize="medium")
         _curves(by_steps, task, "steps", colors)
@@ -50,7 +50,6 @@ def _curves(axes: Axes, task: Task, against: Literal["steps", "seconds"], colors
             places[seen],
             [iqm(column) for column in read[:, seen].T],
             color=colors[group.label],
-            label=f"{group.label} ({len(group.runs)})",
         )
         if len(group.runs) > 1:
             low, high = read[:, seen].min(axis=0), read[:, seen].max(axis=0)
@@ -58,8 +57,6 @@ def _curves(axes: Axes, task: Task, against: Literal["steps", "seconds"], colors
     axes.set_xlabel("environment steps" if against == "steps" else "seconds")
     axes.set_ylabel("return of the last 100 episodes")
     axes.grid(alpha=0.3)
-    if against == "steps":
-        axes.legend(fontsize="small", title="runs (seeds)")
     if task.score_range is not None and against == "seconds":
         _add_normalized_axis(axes, *task.score_range)
 
@@ -81,14 +78,17 @@ def _bars(
     colors: dict[str, str],
     title: str,
 ) -> None:
-    """The mean of each group, and a dot for each run; nothing where no run tells."""
+    """The mean of each group under its name and number of seeds, and a dot for each run that tells."""
     for place, group in enumerate(groups):
         values = np.array([number(run) for run in group.runs])
         values = values[np.isfinite(values)]
         if values.size:
             axes.barh(place, values.mean(), color=colors[group.label], alpha=0.6)
             axes.plot(values, np.full(values.size, place), "k.", markersize=4)
-    axes.set_yticks(range(len(groups)), [group.label for group in groups], fontsize="small")
+        name = f" {group.label} ({len(group.runs)})"
+        at_the_left = axes.get_yaxis_transform()
+        axes.text(0, place, name, transform=at_the_left, fontsize="small", va="center", clip_on=True)
+    axes.set_yticks([])
     axes.set_ylim(len(groups) - 0.4, -0.6)
     axes.set_xlabel(title)
     axes.grid(alpha=0.3, axis="x")

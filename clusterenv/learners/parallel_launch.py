@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,13 +19,14 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from clusterenv import LocalConfig, SlurmConfig
-from clusterenv.errors import ConfigError
+from clusterenv.errors import ClusterEnvError, ConfigError
 from clusterenv.learners.interrupts import Interrupts
 from clusterenv.learners.options import Options
 from clusterenv.learners.parallel import LOOK_EVERY_S, LearnerLost, Seat, size
 from clusterenv.lifetime import describe_exit, end_with_parent, kill_tree
 from clusterenv.transport.addresses import candidate_addresses, read_interfaces
 from clusterenv.worker import granted_cores
+from clusterenv_registry import RegistryError
 
 ALGORITHMS = ("ppo", "a2c")
 """Those that several learners can train."""
@@ -32,6 +34,7 @@ SEAT = "CLUSTERENV_LEARNER"
 """Variable that tells a learner its rank, how many there are, and the folder that they share."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Variable of gloo: the network interface that learners reach each other by."""
+REFUSED = 2
 LOST = 3
 """Exit status of a learner that ends because another has gone."""
 OTHERS_S = 5.0
@@ -74,10 +77,10 @@ def share_of(launcher: LocalConfig | SlurmConfig, seat: Seat) -> LocalConfig | S
 
 
 def main(algorithm: str, argv: Sequence[str], config: Options, launcher: LocalConfig | SlurmConfig) -> int:
-    """Start the learners that `config` asks for, or be one of them; the exit status.
+    """Start the learners that `config` asks for, and give the exit status; or be one of them, and end.
 
     Raises:
-        ClusterEnvError: as the training of one learner.
+        ConfigError: if there cannot be that many.
     """
     _check_algorithm(algorithm, config.learners)
     seat = own_seat(config.learners)
@@ -92,9 +95,12 @@ def main(algorithm: str, argv: Sequence[str], config: Options, launcher: LocalCo
         with Interrupts() as interrupts, seat.joined():
             train(config, share_of(launcher, seat))
         status = interrupts.status
-    except LearnerLost as lost:
-        sys.stderr.write(f"clusterenv: {lost}\n")
-        status = LOST
+    except (ClusterEnvError, RegistryError) as error:
+        sys.stderr.write(f"clusterenv: {error}\n")
+        status = LOST if isinstance(error, LearnerLost) else REFUSED
+    except Exception:  # noqa: BLE001 - shown as Python does, but for its finalisation
+        traceback.print_exc()
+        status = 1
     if SEAT not in os.environ and seat.rank == 0:
         seat.clear_away()
     return _leave(status)

@@ -27,14 +27,15 @@ def records(folders: list[Path]) -> list:
 def test_runs_that_differ_by_their_seeds_are_one_group(tmp_path: Path) -> None:
     folders = [run_folder(tmp_path / f"{n}", seed=n, run_dir=f"{n}") for n in (1, 2)]
     folders.append(run_folder(tmp_path / "3", seed=1, workers=1))
-    folders.append(run_folder(tmp_path / "4", algorithm="a2c"))
+    folders.append(run_folder(tmp_path / "4", algorithm="a2c", num_envs=8, envs_per_worker=8))
+    folders.append(run_folder(tmp_path / "5", algorithm="a2c", seed=2, num_envs=8, envs_per_worker=4))
 
     (task,) = compare(records(folders)).tasks
 
     assert [(group.label, len(group.runs)) for group in task.groups] == [
         ("ppo workers=2", 2),
         ("ppo workers=1", 1),
-        ("a2c", 1),
+        ("a2c", 2),
     ]
 
 
