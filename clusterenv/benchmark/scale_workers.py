@@ -43,8 +43,6 @@ Frames = list[bytes]
 
 AT_ONCE = 64
 """Connections that are made at the same time."""
-CONNECT_S = 60.0
-"""How long so many may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +130,24 @@ class _Crowd:
 
     def _lines(self, ids: Sequence[bytes]) -> list[Socket]:
         """A connection for each routing id; both sides have then proven their keys."""
-        endpoint = self._connection.endpoints[0]
-        lines = [Line(self._context, self._connection, endpoint, [], own) for own in ids]
-        end = time.monotonic() + CONNECT_S
+        lines = [self._dial(own) for own in ids]
+        end = time.monotonic() + self._simulation.timeout_s
         while not all(line.ready for line in lines):
-            failed = [line for line in lines if line.ended]
-            if failed or time.monotonic() > end:
-                raise ConnectError((failed or [line for line in lines if not line.ready])[0].explain())
+            if time.monotonic() > end:
+                raise ConnectError(next(line for line in lines if not line.ready).explain())
             self._serve(0.001)
-            for line in lines:
+            for number, line in enumerate(lines):
                 line.update()
+                if line.ended and time.monotonic() >= line.retry_at:  # such as a handshake that took too long
+                    line.close()
+                    lines[number] = self._dial(line.routing_id)
         for line in lines:
             line.socket.disable_monitor()
             line.monitor.close(linger=0)
         return [line.socket for line in lines]
+
+    def _dial(self, routing_id: bytes) -> Line:
+        return Line(self._context, self._connection, self._connection.endpoints[0], [], routing_id)
 
     def _join(self, worker: _SimulatedWorker) -> None:
         self._workers.append(worker)

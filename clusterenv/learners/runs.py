@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,7 @@ class Run:
         self._began = datetime.now(UTC)
         self.ended = "steps"
         """Why the run ends, if nothing interrupts it: "steps", "duration" or "return"."""
-        self._unwritten: Callable[[], None] = _nothing
+        self._unwritten: Callable[[], None] | None = None
         self._checkpoint_every = checkpoint_every
         self._milestones = 0
         self._stats: Mapping[str, Any] = {"workers": [], "weight_bytes_sent": 0, "check_bytes_sent": 0}
@@ -206,14 +207,15 @@ class Run:
         self._workers = stats["workers"]
         collected = self._collected(rollout) | self._resources.row(stats)
         self._progress.show(self._line(collected))
-        self._unwritten = lambda: self._write_line(collected, self._by_worker(rollout), losses)
+        self._unwritten = partial(self._write_line, collected, self._by_worker(rollout), losses)
         if self.updates % self._log_interval == 0:
             self._write_newest()
 
     def _write_newest(self) -> None:
         """Write what is known of the newest update, if that was not done."""
-        write, self._unwritten = self._unwritten, _nothing
-        write()
+        write, self._unwritten = self._unwritten, None
+        if write is not None:
+            write()
 
     def _write_line(
         self, collected: Mapping[str, Any], by_worker: Mapping[str, Any], losses: Mapping[str, float]
@@ -383,10 +385,6 @@ def plain(config: DataclassInstance) -> dict[str, Any]:
     values = dataclasses.asdict(config)
     values |= {name: str(value) for name, value in values.items() if isinstance(value, Path)}
     return values | {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
-
-
-def _nothing() -> None:
-    """All is written."""
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

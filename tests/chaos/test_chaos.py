@@ -18,7 +18,7 @@ from tests.chaos.ledger import Checker, WrongRow, length_of, reward_of
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("nothing_left")
 def test_faults_leave_no_wrong_row_no_call_that_hangs_and_nothing_behind() -> None:
-    report = run_chaos(seed=1, faults=11, seconds=90)
+    report = run_chaos(seed=1, faults=12, seconds=150)
 
     assert not report.failures
     assert len(report.outcomes) >= 5
