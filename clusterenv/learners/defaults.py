@@ -15,11 +15,12 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "scale_rewards": False,
         },
         "LunarLander-v3": {
-            "total_steps": 2_000_000,
-            "learning_rate": 2e-3,
+            "total_steps": 1_000_000,
+            "learning_rate": 1.5e-3,
             "num_minibatches": 8,
-            "gamma": 0.995,
-            "entropy_coef": 0.003,
+            "gamma": 0.999,
+            "gae_lambda": 0.98,
+            "entropy_coef": 0.01,
         },
         "Pendulum-v1": {
             "total_steps": 500_000,
@@ -60,9 +61,12 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "LunarLander-v3": {
             "total_steps": 1_000_000,
             "num_steps": 64,
+            "passes": 6,
             "num_minibatches": 8,
-            "learning_rate": 2e-3,
-            "gamma": 0.995,
+            "learning_rate": 1.5e-3,
+            "gamma": 0.999,
+            "trace_lambda": 0.98,
+            "entropy_coef": 0.01,
         },
     },
     "dqn": {
