@@ -276,6 +276,7 @@ class Acting:
         )
         batch.step.infos = message.infos
         batch.step.final_infos = message.final_infos
+        batch.step.lost = message.lost
         if message.sample:
             rows = self._rows(peer, np.ones((1, peer.num_envs), np.bool_), message.sample)
             self._samples[peer.rank] = Sample(

@@ -20,12 +20,22 @@ Buffer = Array | memoryview | bytes
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """An environment that raised and was built anew."""
+
+    env_id: int  # global
+    error: str  # in one line
+
+
 @dataclass(slots=True, kw_only=True)
 class ResetBatch:
     """What `reset` gives: observation leaves [n, ...] of all rows, infos of the rows that were reset."""
 
     obs: list[Array]
     infos: list[bytes] = field(default_factory=list)
+    rebuilt: list[Rebuilt] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # global numbers: they are at the end of an episode
 
     def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""
@@ -52,6 +62,8 @@ class StepBatch:
     final_obs: list[Array]  # leaves [K, ...]
     infos: list[bytes] = field(default_factory=list)  # blocks of `encode_infos`, rows by global env index
     final_infos: list[bytes] = field(default_factory=list)
+    rebuilt: list[Rebuilt] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)  # global numbers: they raised, so these rows are no steps
 
     def frames(self) -> list[Buffer]:
         """The arrays in the order of the wire."""
@@ -160,6 +172,7 @@ class Fragment:
     initial_state: list[Array] = field(default_factory=list)  # leaves [n, ...] before the first step
     states: list[Array] = field(default_factory=list)  # leaves [T, n, ...] before each; stays with the worker
     sampled_states: list[Array] = field(default_factory=list)  # leaves [rows, ...] of the sampled rows
+    rebuilt: list[Rebuilt] = field(default_factory=list)  # their lost steps are not `valid`
 
     @property
     def comparable(self) -> NDArray[np.bool_]:

@@ -101,6 +101,18 @@ def _plot(words: list[str]) -> int:
     return main(words)
 
 
+def _compare(words: list[str]) -> int:
+    from clusterenv.benchmark.compare import main
+
+    return main(words)
+
+
+def _quicktest(words: list[str]) -> int:
+    from clusterenv.quicktest import main
+
+    return main(words)
+
+
 def _bench(words: list[str]) -> int:
     from clusterenv.benchmark import main
 
@@ -194,8 +206,10 @@ def _worker(words: list[str]) -> int:
 _COMMANDS = {
     "train": _Command("train ALGO", "train an agent, such as `train ppo --env-id CartPole-v1`", _train),
     "evaluate": _Command("evaluate", "play episodes with a trained agent", _evaluate),
-    "plot": _Command("plot", "draw the learning curves of runs", _plot),
+    "plot": _Command("plot RUN...", "draw the learning curves of runs", _plot),
+    "compare": _Command("compare RUN...", "compare runs: a table and a picture", _compare),
     "bench": _Command("bench", "measure steps per second, and what AAPS saves", _bench),
+    "quicktest": _Command("quicktest", "does this installation work? in under a minute", _quicktest),
     "doctor": _Command("doctor", "check this host and a Slurm site before the first job", _doctor),
     "status": _Command("status [RUN]", "show your runs, and the workers of one", _status),
     "logs": _Command("logs RUN [RANK]", "show what the workers of a run have written", _logs),

@@ -12,6 +12,7 @@ from clusterenv import native
 from clusterenv.adapters import Drawing
 from clusterenv.env_calls import ENV_ERRORS
 from clusterenv.recording import Recording
+from clusterenv.runner_policy import RunnerPolicy
 from clusterenv.shard import Shard
 
 Array = NDArray[Any]
@@ -25,6 +26,7 @@ class Collector:
         self,
         shard: Shard,
         record: Recording,
+        policy: RunnerPolicy,
         *,
         seed: int,
         env_ids: Ints,
@@ -37,6 +39,7 @@ class Collector:
         Args:
             shard: whose environments step; all of them are ready.
             record: what is filled.
+            policy: what acts.
             seed: of the noise.
             env_ids: [n].
             steps: [n] of the noise, which go up with each act.
@@ -45,11 +48,28 @@ class Collector:
         """
         self._shard = shard
         self._record = record
+        self._policy = policy
         self._arguments = (seed, env_ids, steps, singles, stop)
         self._drawing: Drawing | None = None
         self._loop: native.Collector | None = None
 
-    def takes(self, drawing: Drawing) -> bool:
+    def advance(self, steps: int) -> bool:
+        """Whether steps were made, so many at most, without asking the agent.
+
+        Raises:
+            EnvError: if an environment raises; it alone needs a reset.
+        """
+        drawing = self._policy.drawing()
+        if drawing is None or not self._takes(drawing[0]):
+            return False
+        first = self._record.steps_done
+        try:
+            self._fill(first + min(steps, drawing[1]))
+        finally:
+            self._policy.adapter.has_drawn(self._record.steps_done - first)
+        return self._record.steps_done > first
+
+    def _takes(self, drawing: Drawing) -> bool:
         """Whether it can act with `drawing` from now on."""
         if drawing is not self._drawing:
             self._drawing, self._loop = drawing, None
@@ -58,12 +78,8 @@ class Collector:
                 self._loop = native.Collector(self._shard.calls, drawing, *self._arguments, arrays)
         return self._loop is not None
 
-    def fill(self, until: int) -> None:
-        """Go on up to step `until`, or up to one in which the policy must act itself.
-
-        Raises:
-            EnvError: if an environment raises; it alone needs a reset.
-        """
+    def _fill(self, until: int) -> None:
+        """Go on up to step `until`, or up to one in which the policy must act itself."""
         assert self._loop is not None
         record, shard = self._record, self._shard
         step, row = record.steps_done, 0

@@ -49,6 +49,8 @@ class RunnerSetup:
     """Name of the backend whose vector the one blob makes."""
     num_threads: int = 1
     """Threads that a backend may use."""
+    env_rebuilds: int = 0
+    """Times within an hour that an environment which raises is built anew; once more is an error."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from clusterenv.sync_config import (
 )
 
 WORKER_LOSS_POLICIES = ("restart", "drop", "raise")
+ENV_ERROR_POLICIES = ("raise", "rebuild")
 SHORTEST_LEASE_S = 0.5
 """A shorter lease would take every pause of a busy machine for a lost worker."""
 
@@ -66,8 +67,10 @@ class EnvConfig:
     """"adaptive" (AAPS), "every", "interval:k", "broadcast" or "never"."""
     on_worker_loss: str = "restart"
     """What happens when a worker is lost: "restart" it, "drop" it for good, or "raise"."""
+    on_env_error: str = "raise"
+    """What happens when an environment raises in step or reset: "raise", or "rebuild" that one alone."""
     max_restarts: int = 10
-    """Restarts of one worker within an hour; one more loss is an error."""
+    """Restarts of one worker, and rebuilds of one environment, within an hour; one more loss is an error."""
     lease_s: float = 10.0
     """Seconds of silence after which a worker counts as lost."""
     head_grace_s: float | None = None
@@ -114,6 +117,7 @@ class EnvConfig:
             raise ConfigError("wrappers", self.wrappers, "a list of callables that take an environment")
         one_of("api", self.api, ("gymnasium", "gym"))
         one_of("on_worker_loss", self.on_worker_loss, WORKER_LOSS_POLICIES)
+        one_of("on_env_error", self.on_env_error, ENV_ERROR_POLICIES)
         check_sync(self.sync)
         try:
             if self.autoreset_mode is not None:
@@ -158,6 +162,11 @@ class EnvConfig:
     def stream_max_lag(self) -> int:
         """The bound on the lag in `stream`, where each batch is a version."""
         return STREAM_MAX_LAG if self.max_lag is None else self.max_lag
+
+    @property
+    def env_rebuilds(self) -> int:
+        """Times within an hour that an environment which raises is built anew."""
+        return self.max_restarts if self.on_env_error == "rebuild" else 0
 
     @property
     def worker_grace_s(self) -> float:

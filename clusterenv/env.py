@@ -26,7 +26,7 @@ from clusterenv.rollout import Rollout
 from clusterenv.rows import StepReturn
 from clusterenv.run import Run
 from clusterenv.session import LauncherConfig, search_path
-from clusterenv.sources import EnvFn, configured
+from clusterenv.sources import EnvFn, backend_of, configured
 from clusterenv.streaming import Stream, StreamOptions
 from clusterenv_registry import resolve
 
@@ -73,6 +73,10 @@ class ClusterEnv(Called):
             env_fns = [factory] * (nodes * config.envs_per_node)
         elif len(env_fns) < nodes:
             raise ConfigError("callables", len(env_fns), f"at least one for each of the {nodes} workers")
+        if config.env_rebuilds and backend_of(env_fns) is not None:
+            raise ConfigError(
+                "on_env_error", config.on_env_error, '"raise" where a backend makes the environments'
+            )
         self.num_envs = len(env_fns)
         if config.batch_size is not None and config.batch_size > self.num_envs:
             raise ConfigError("batch_size", config.batch_size, f"at most num_envs = {self.num_envs}")
@@ -165,6 +169,7 @@ class ClusterEnv(Called):
     def _stepped_run(self) -> Run:
         """The run, if every environment can step."""
         run = self._reset_run("step")
+        self._call(run.stepping.look_for_ends)
         run.stepping.refuse_ended()
         return run
 

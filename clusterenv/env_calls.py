@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
-from clusterenv.errors import EnvError, shortened
+from clusterenv.errors import EnvError, say, shortened
 from clusterenv.layout import Nested
 from clusterenv.sources import require_env
 
@@ -21,7 +21,7 @@ ENV_ERRORS = (Exception, SystemExit)
 """What environments raise: those with a window exit when it is closed."""
 
 
-def build_env(env_fn: Callable[[], Env], index: int) -> Env:
+def build(env_fn: Callable[[], Env], index: int) -> Env:
     """The environment with the global number `index`.
 
     Raises:
@@ -63,11 +63,3 @@ def id_of(env: Env) -> str:
     """The id of its spec, in brackets, for messages; nothing without one."""
     spec = env.unwrapped.spec
     return f" ({spec.id})" if spec else ""
-
-
-def say(error: BaseException) -> str:
-    """Type and text of an error."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - its own text may fail too
-        return f"{type(error).__name__}, whose text cannot be made"

@@ -18,6 +18,14 @@ def shortened(value: object, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def say(error: BaseException) -> str:
+    """Type and text of an error."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own text may fail too
+        return f"{type(error).__name__}, whose text cannot be made"
+
+
 class ClusterEnvError(Exception):
     """Root of every error that ClusterEnv raises on purpose."""
 

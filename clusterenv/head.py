@@ -74,9 +74,12 @@ class Head(Switchboard):
             WorkerLost: if a worker's process ended.
         """
         with self._condition:
-            begin = time.monotonic()
+            look_at = begin = time.monotonic()
             while not self._roster.are_ready(least):
-                self._roster.raise_start_failures(time.monotonic() - begin, queue_timeout_s)
+                now = time.monotonic()
+                if self._roster.may_have_failed or now >= look_at:  # with thousands, not at every message
+                    self._roster.raise_start_failures(now - begin, queue_timeout_s)
+                    look_at = now + POLL_S
                 self._condition.wait(POLL_S)
             self._roster.begun = True
 
@@ -153,6 +156,7 @@ class Head(Switchboard):
                 if outcome is None:
                     self._ask(peer, *command(peer))
                     pending.asked.append(peer)
+                    pending.unanswered.append(peer)
                 else:
                     pending.outcomes[peer.rank] = outcome
             if expected in MOVES:
@@ -202,13 +206,13 @@ class Head(Switchboard):
     @staticmethod
     def _is_answered(pending: Pending[Any]) -> bool:
         """Whether each worker has answered, failed, or been lost since (it may be back already)."""
-        return all(
-            peer.reply is not None
-            or peer.failure is not None
-            or peer.state is not State.READY
-            or peer.expected != pending.sequence
-            for peer in pending.asked
-        )
+        while pending.unanswered:
+            peer = pending.unanswered[-1]
+            waits = peer.reply is None and peer.failure is None and peer.state is State.READY
+            if waits and peer.expected == pending.sequence:
+                return False
+            pending.unanswered.pop()
+        return True
 
     def _without_asking(self, peer: Peer, fresh: Fresh) -> Absent | Returned | None:
         """What is known of a worker before it is asked anything; None: ask it."""
@@ -286,11 +290,12 @@ class Head(Switchboard):
         """Raise for a worker that is lost for good, unless the run goes on without it."""
         if self._roster.closing:
             raise UseAfterClose("these environments were closed while a call was in progress")
-        gone = [peer for peer in self.peers if peer.state is State.GONE]
+        gone = self._roster.gone
         if gone and (self._config.on_worker_loss != "drop" or len(gone) == len(self.peers)):
-            if gone[0].loss is None:
-                raise LaunchError(f"worker {gone[0].rank} is gone: {gone[0].last_error}")
-            raise gone[0].loss
+            first = min(gone, key=lambda peer: peer.rank)
+            if first.loss is None:
+                raise LaunchError(f"worker {first.rank} is gone: {first.last_error}")
+            raise first.loss
 
     def _raise_failures(self, asked: Sequence[Peer]) -> None:
         for peer in asked:
@@ -341,7 +346,9 @@ class Head(Switchboard):
         with self._condition:
             while True:
                 self._raise_losses()
-                self._raise_failures(self.peers)
+                if self._roster.may_have_failed:
+                    self._raise_failures(self.peers)
+                    self._roster.may_have_failed = False
                 intake = self._intake
                 if intake is None:
                     raise StateError("the stream was closed while a batch was waited for")

@@ -83,9 +83,10 @@ class Intake:
 
     def allow_one(self) -> None:
         """Where workers make fragments only when they are wanted, one is wanted."""
+        if self._command.room or self.arrived:
+            return
         taking_part = [peer for peer in self._peers if self.has(peer)]
-        under_way = self.arrived or any(peer.room for peer in taking_part)
-        if self._command.room == 0 and taking_part and not under_way:
+        if taking_part and not any(peer.room for peer in taking_part):
             self.allow(taking_part[0])
 
     def allow(self, peer: Peer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 import psutil
 
 PR_SET_PDEATHSIG: Final = 1
+MOST_DESCRIPTORS: Final = 1 << 16
 
 
 def end_with_parent() -> None:
@@ -40,3 +42,11 @@ def describe_exit(code: int) -> str:
     with contextlib.suppress(ValueError):
         return f"killed by {signal.Signals(-code).name}"
     return f"killed by signal {-code}"
+
+
+def raise_descriptor_limit() -> None:
+    """This process may open as many descriptors as its hard limit grants, up to `MOST_DESCRIPTORS`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -62,5 +62,7 @@ class Pending(Generic[M]):
     fresh: Fresh
     sequence: int
     asked: list[Peer] = field(default_factory=list)
+    unanswered: list[Peer] = field(default_factory=list)
+    """Those of whom it is not known yet that they have answered, or never will."""
     outcomes: dict[int, Outcome[M]] = field(default_factory=dict)
     """By rank."""

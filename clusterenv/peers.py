@@ -69,6 +69,9 @@ class Processes(Protocol):
         """End what is left of a worker and start a replacement."""
 
 
+NOTHING_USED = m.Used(cpu_s=0.0, memory_bytes=0)
+
+
 @dataclass(slots=True)
 class Peer:
     """What the head knows of one worker."""
@@ -94,6 +97,8 @@ class Peer:
     steps: int = 0
     earlier_steps: int = 0
     """Steps of incarnations that are gone."""
+    used: m.Used = NOTHING_USED
+    """What its processes use, as last told."""
     rate: float = 0.0
     rate_mark: tuple[float, int] = (0.0, 0)
     policy: m.PolicyInfo | None = None
@@ -118,6 +123,8 @@ class Peer:
     """Fragments of streams that came when nobody took them any more."""
     lost_fragments: int = 0
     """Fragments of streams that were under way and never came."""
+    env_rebuilds: int = 0
+    """Environments that raised and were built anew."""
 
     def enter(self, state: State) -> None:
         """Be in `state` from now on."""
@@ -235,6 +242,8 @@ def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
         "state": str(peer.state),
         "steps": peer.earlier_steps + peer.steps,
         "steps_per_s": peer.rate,
+        "cpu_s": peer.used.cpu_s,
+        "memory_bytes": peer.used.memory_bytes,
         "policy_version": version,
         "policy_lag": max(0, published - version) if policy is not None else 0,
         "kl": 0.0 if policy is None else policy.kl,
@@ -246,5 +255,6 @@ def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
         "late_fragments": peer.late_fragments,
         "lost_fragments": peer.lost_fragments,
         "restarts": peer.incarnation,
+        "env_rebuilds": peer.env_rebuilds,
         "last_error": peer.last_error,
     }

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from clusterenv.layout import SpaceLayout
 
 AGENT_TIMEOUT_S: Final = 60.0
-"""Least limit for commands that run no environment: an agent may import what it needs when it arrives."""
+"""Least limit for what is no environment's time: an agent may import much when it arrives or first acts."""
 
 EXIT_S: Final = 1.0
 """Seconds between the end of a runner's pipe and that of its process, at most."""
@@ -155,6 +155,7 @@ class _Handle:
     replies: list[Any] = field(default_factory=list)
     progress: int = -1
     progress_at: float = 0.0
+    agent_works: bool = False
     lost: bool = False
     """The process has ended or its pipe has."""
 
@@ -166,7 +167,9 @@ class _Handle:
             return False
         if not isinstance(message, Tick):
             self.replies.append(message)
-        elif message.progress != self.progress:
+            return True
+        self.agent_works = message.agent_works
+        if message.progress != self.progress:
             self.progress, self.progress_at = message.progress, now
         return True
 
@@ -225,7 +228,7 @@ class ProcessPool:
         limit_s = self._setup.step_timeout_s
         self._limit_s = limit_s if runs_envs else max(limit_s, AGENT_TIMEOUT_S)
         for runner, part in zip(self._runners, split(command, self._slices), strict=True):
-            runner.progress_at = now
+            runner.progress_at, runner.agent_works = now, False
             try:
                 send(runner.connection, part)
             except OSError:
@@ -263,15 +266,18 @@ class ProcessPool:
         for runner in self._runners:
             if runner.lost:
                 raise _loss_of(runner)
-            if self._limit_s is None or runner.replies or now - runner.progress_at <= self._limit_s:
+            if self._limit_s is None or runner.replies:
+                continue
+            limit_s = max(self._limit_s, AGENT_TIMEOUT_S) if runner.agent_works else self._limit_s
+            if now - runner.progress_at <= limit_s:
                 continue
             runner.kill()
             runner.process.join(GONE_S)
             runner.lost = True
-            setting = "" if self._limit_s == AGENT_TIMEOUT_S else "step_timeout_s = "
+            setting = "" if limit_s == AGENT_TIMEOUT_S else "step_timeout_s = "
             raise StepTimeout(
                 f"{runner.place} made no progress for {now - runner.progress_at:.1f} s "
-                f"(limit {setting}{self._limit_s:g} s); it was killed"
+                f"(limit {setting}{limit_s:g} s); it was killed"
             )
 
     def pids(self) -> list[int]:

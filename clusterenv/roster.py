@@ -55,6 +55,10 @@ class Roster:
         self.by_address: dict[bytes, Peer] = {}
         self.former: dict[bytes, Peer] = {}
         """By address: the workers whose process there is given up."""
+        self.gone: list[Peer] = []
+        """Those that are lost for good."""
+        self.may_have_failed = False
+        """Whether a worker may have reported a failure, or been lost, since nobody found any."""
         self.processes: Processes | None = None
         self.begun = False
         """Whether all have been ready once: only then losses are mended."""
@@ -174,13 +178,14 @@ class Roster:
     def on_goodbye(self, peer: Peer, goodbye: m.Goodbye) -> None:
         """A worker leaves of its own will, or because the run closes."""
         if self.closing:
-            peer.enter(State.GONE)
+            self._is_gone(peer)
         else:
             self.lose(peer, f"left: {goodbye.reason}", reason=goodbye.reason)
 
     def fail(self, peer: Peer, failure: m.Failure) -> None:
         """Take a failure that a worker reports: of its present command, or one after which it ends."""
         peer.last_error = failure.message
+        self.may_have_failed = True
         if not self.begun or (failure.kind not in FATAL and peer.state is State.READY):
             peer.failure = failure
             return
@@ -220,10 +225,19 @@ class Roster:
         peer.last_error = str(error).splitlines()[0]
         peer.first_loss = peer.first_loss or str(error)
         peer.loss, peer.loss_told = error, False
-        peer.enter(State.GONE if delay is None else State.AWAY)
-        peer.respawn_at = now + (delay or 0.0)
+        self.may_have_failed = True
+        if delay is None:
+            self._is_gone(peer)
+        else:
+            peer.enter(State.AWAY)
+            peer.respawn_at = now + delay
         if self._config.on_worker_loss != "raise":
             logger.warning("%s", peer.last_error)
+
+    def _is_gone(self, peer: Peer) -> None:
+        if peer.state is not State.GONE:
+            peer.enter(State.GONE)
+            self.gone.append(peer)
 
     def keep(self) -> None:
         """Look at processes and leases, and start what is due; called now and then, without the lock."""

@@ -39,10 +39,19 @@ class Rows:
     """Whether they were stepped or reset by the caller."""
     lost: bool = False
     """Whether their worker was lost instead."""
+    failed: frozenset[int] = frozenset()
+    """Global numbers of those whose step was lost, since they raised and were built anew."""
 
     @classmethod
     def of(cls, batch: StepBatch, ids: Ids, layout: SpaceLayout) -> Rows:
-        """The rows of a worker's step; `ids` are those of its environments that stepped."""
+        """The rows of a worker's step; `ids` are those of its environments that stepped.
+
+        Raises:
+            ProtocolError: if it tells of others.
+        """
+        failed = frozenset(batch.lost)
+        if not failed.issubset(ids.tolist()):
+            raise ProtocolError(f"lost steps of environments {sorted(failed)}, not all of which stepped")
         ended = ids[batch.final_index].tolist()
         copies = [leaf.copy() for leaf in batch.final_obs]
         return cls(
@@ -54,6 +63,7 @@ class Rows:
             infos=own_infos(batch.infos, ids),
             final_obs=dict(zip(ended, layout.singles(copies, len(ended)), strict=True)) if ended else {},
             final_infos=own_infos(batch.final_infos, ids),
+            failed=failed,
         )
 
     @classmethod
@@ -102,6 +112,7 @@ class Rows:
             final_infos=[row for row in self.final_infos if row[0] in own],
             valid=self.valid,
             lost=self.lost,
+            failed=self.failed & own,
         )
 
 
@@ -111,7 +122,7 @@ def gymnasium_step(parts: Sequence[Rows], layout: SpaceLayout) -> StepReturn:
     if any(part.infos or part.final_obs for part in parts):
         place = {env: row for row, env in enumerate(env for part in parts for env in part.ids.tolist())}
         infos = _batched((row for part in parts for row in part.infos), place) | _finals(parts, place)
-    if not all(part.valid for part in parts):
+    if not all(part.valid and not part.failed for part in parts):
         infos |= _who_is_missing(parts)
     return (
         joined_obs([part.obs for part in parts], layout),
@@ -155,8 +166,9 @@ def _who_is_missing(parts: Sequence[Rows]) -> dict[str, Any]:
     """`valid` and `worker_lost` of every row."""
     counts = [len(part) for part in parts]
     everyone = np.ones(sum(counts), np.bool_)
+    valid = [part.valid and env not in part.failed for part in parts for env in part.ids.tolist()]
     return {
-        "valid": np.repeat([part.valid for part in parts], counts),
+        "valid": np.array(valid, np.bool_),
         "_valid": everyone,
         "worker_lost": np.repeat([part.lost for part in parts], counts),
         "_worker_lost": everyone.copy(),

@@ -41,6 +41,7 @@ from clusterenv.commands import (
     Step,
 )
 from clusterenv.errors import AgentError, EnvError, StateError
+from clusterenv.rebuilding import RebuildingShard
 from clusterenv.recording import Recording
 from clusterenv.runner_policy import RunnerPolicy
 from clusterenv.shard import Shard
@@ -63,6 +64,8 @@ class Runner:
         self._stop = np.zeros(1, np.bool_)
         self.look_for_news: Callable[[], None] | None = None
         """Called between the steps of a Collect that may get news meanwhile; gives them to `take`."""
+        self.agent_works = False
+        """Whether the agent is at work, whose time is no environment's; any thread may read it."""
         self._given_up = False
         self._acts = 0
         self._was_reset = False
@@ -108,14 +111,22 @@ class Runner:
 
     def handle(self, command: Command) -> Reply:
         """The answer to a command; never raises an Exception."""
+        self.agent_works = False
         try:
-            return _HANDLERS[type(command)](self, command)
+            return self._telling_of_rebuilt(_HANDLERS[type(command)](self, command))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker
             return Failed.of(error)
         except BaseException as error:  # such as a panic of an extension in Rust
             if not self._own_process:  # a Ctrl-C of the caller, in serial mode
                 raise
             return Failed.of(error)
+
+    def _telling_of_rebuilt(self, reply: Reply) -> Reply:
+        if isinstance(self._shard, RebuildingShard):
+            batch = reply.step if isinstance(reply, ActBatch) else reply
+            if isinstance(batch, ResetBatch | StepBatch | Fragment):
+                batch.rebuilt, self._shard.rebuilt = self._shard.rebuilt, []
+        return reply
 
     def take(self, news: News) -> None:
         """Heed news that have come, between two steps or two commands."""
@@ -142,6 +153,7 @@ class Runner:
         self._begin_episodes(rows)
         with self._envs() as shard:
             batch = shard.reset(command.seeds, options, command.mask)
+            batch.ended = (np.flatnonzero(shard.ended) + shard.first_env).tolist()
         self._was_reset = True
         return batch
 
@@ -156,6 +168,8 @@ class Runner:
         rows = slice(None) if mask is None else mask
         moved = ~shard.ended[rows]
         batch = shard.step(actions, mask)
+        if isinstance(shard, RebuildingShard):
+            batch.lost = [shard.first_env + row for row in shard.take_lost()]
         goes_on = ~(batch.terminations | batch.truncations)
         at_end = ~goes_on if shard.autoreset_mode is AutoresetMode.SAME_STEP else ~moved
         self._begin_episodes(np.arange(self._setup.num_envs)[rows][at_end])
@@ -244,6 +258,7 @@ class Runner:
             if record.steps_done < command.num_steps:
                 return Abandoned()
             adapter = self._policy.adapter
+            self.agent_works = True
             return record.fragment(
                 adapter.values,
                 all_values=adapter.values_apart and record.versions is None,
@@ -258,7 +273,7 @@ class Runner:
         It ends early when it is told to give up.
         """
         look_for_news = None if command.sync_at is None else self.look_for_news
-        collector = None if isinstance(shard, VectorShard) else self._collector(shard, record)
+        collector = self._collector(shard, record) if type(shard) is Shard else None
         _copy(shard.obs, record.obs_at(0))
         while (t := record.steps_done) < command.num_steps:
             obs = record.obs_at(t)
@@ -269,7 +284,7 @@ class Runner:
                     if self._given_up:
                         break
                 steps = 1 if look_for_news is not None else command.num_steps - t
-                if collector is not None and self._fill_alone(collector, record, steps):
+                if collector is not None and collector.advance(steps):
                     continue
                 if record.versions is not None:
                     if self._policy.adopt_news():
@@ -292,24 +307,13 @@ class Runner:
         return Collector(
             shard,
             record,
+            self._policy,
             seed=self._noise_seed,
             env_ids=self._env_ids,
             steps=self._steps,
             singles=lambda actions: shard.action_layout.unpack([self._clip(actions.copy())]),
             stop=self._stop,
         )
-
-    def _fill_alone(self, collector: Collector, record: Recording, steps: int) -> bool:
-        """Whether steps were made without asking the agent, so many at most."""
-        drawing = self._policy.drawing()
-        if drawing is None or not collector.takes(drawing[0]):
-            return False
-        first = record.steps_done
-        try:
-            collector.fill(first + min(steps, drawing[1]))
-        finally:
-            self._policy.adapter.has_drawn(record.steps_done - first)
-        return record.steps_done > first
 
     def _step_recorded(self, record: Recording, shard: AnyShard, acted: Acted) -> None:
         """One step of all environments with the actions that are recorded."""
@@ -325,6 +329,8 @@ class Runner:
             record.final_rows,
             record.final_obs,
         )
+        if isinstance(shard, RebuildingShard):
+            record.valid[t, shard.take_lost()] = False
         record.close_step(shard.ended)
         if record.versions is not None:
             self._policy.end_episodes(record.terminations[t] | record.truncations[t])
@@ -334,6 +340,7 @@ class Runner:
     def _decide(self, obs: Nested, state: list[Array], *, with_values: bool) -> Acted:
         """The policy's actions on a nested batch of observations of all rows, and what it remembers."""
         self._acts += 1
+        self.agent_works = True
         acted = self._policy.act(
             obs,
             seed=self._noise_seed,
@@ -342,6 +349,7 @@ class Runner:
             with_values=with_values,
             state=state,
         )
+        self.agent_works = False
         self._steps += 1
         return acted
 

@@ -25,9 +25,11 @@ from clusterenv.runner import Runner
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A count that grows with every environment call and policy call of a command in work."""
+    """How far the command in work is."""
 
     progress: int
+    """A count that grows with every call of an environment or the agent."""
+    agent_works: bool
 
 
 def tick_interval_s(step_timeout_s: float) -> float:
@@ -149,6 +151,6 @@ class _Line:
             while True:
                 pause.wait(self._interval_s)
                 if self._busy:
-                    self.send(Tick(self._runner.progress))
+                    self.send(Tick(self._runner.progress, self._runner.agent_works))
         except OSError:
             self._runner.abandon()

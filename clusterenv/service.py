@@ -21,11 +21,15 @@ from clusterenv.launchers.base import INCARNATION_VARIABLE
 from clusterenv.pool import ProcessPool
 from clusterenv.transport import Client, Connection
 from clusterenv.transport import messages as m
+from clusterenv.usage import UsageWatch
 from clusterenv.worker import Worker, granted_cores
 from clusterenv.worker_start import CONNECTION_VARIABLE
 
 PACKAGES = ("clusterenv-rl", "gymnasium", "numpy", "torch", "pyzmq")
 """Distributions whose versions the head is told."""
+
+BEATS_PER_S = 500
+"""Heartbeats that a head should get from all workers."""
 
 LEAVE_WITHIN_S = 5.0
 """Seconds that a command in work has, once this process was told to end."""
@@ -95,6 +99,15 @@ def own_incarnation(environ: Mapping[str, str]) -> int:
     return int(environ.get(INCARNATION_VARIABLE, "0")) + int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
+def beat_interval_s(lease_s: float, num_workers: int) -> float:
+    """Seconds between two heartbeats of a worker.
+
+    A fifth of the lease, or a second. In large runs it is longer, so that all workers together send
+    BEATS_PER_S, but no more than a quarter of the lease: a worker that lives has three tries in it.
+    """
+    return min(lease_s / 4, max(min(1.0, lease_s / 5), num_workers / BEATS_PER_S))
+
+
 class Service:
     """The loop around a Worker: socket, heartbeats, and the head's silence."""
 
@@ -103,10 +116,12 @@ class Service:
         self._client = client
         self._rank = rank
         self._lease_s = 10.0
+        self._beat_interval_s = beat_interval_s(self._lease_s, 1)
         self._grace_s = 60.0  # until the Welcome says otherwise
         self._heard_at = time.monotonic()
         self._beat_at = 0.0
         self._worker: Worker | None = None
+        self._usage = UsageWatch(descendants=True)
         self._queued: list[Any] = []
         self.head_is_gone = False
         self._leaving = ""
@@ -162,9 +177,11 @@ class Service:
             self._heard_at = time.monotonic()
             if isinstance(envelope.message, m.Welcome):
                 self._lease_s = envelope.message.lease_s
+                self._beat_interval_s = beat_interval_s(self._lease_s, envelope.message.num_workers)
                 self._grace_s = envelope.message.head_grace_s
             self._worker.on_message(envelope.sequence, envelope.message, envelope.frames)
         self._beat()
+        self._tell_use()
 
     def _interval_s(self) -> float:
         return min(1.0, self._lease_s / 5)
@@ -172,9 +189,16 @@ class Service:
     def _beat(self) -> None:
         assert self._worker is not None
         now = time.monotonic()
-        if now - self._beat_at >= self._interval_s():
+        if now - self._beat_at >= self._beat_interval_s:
             self._beat_at = now
             self.send(self._worker.heartbeat(), (), 0)
+
+    def _tell_use(self) -> None:
+        """Tell what the worker and its runners use, if they are there and the last look is a while ago."""
+        assert self._worker is not None
+        usage = self._usage.look_if_due() if self._worker.pool is not None else None
+        if usage is not None:
+            self.send(m.Used(cpu_s=usage.cpu_s, memory_bytes=usage.memory_bytes), (), 0)
 
     def _silent(self) -> bool:
         return time.monotonic() - self._heard_at > self._grace_s

@@ -19,11 +19,13 @@ import numpy as np
 
 from clusterenv.config import EnvConfig
 from clusterenv.errors import LaunchError, SetupTimeout, WorkerLost
+from clusterenv.farewell import close_on_sigterm
 from clusterenv.head import POLL_S, Head
 from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.launchers import make_launcher
 from clusterenv.launchers.base import AsksAround, Launcher, WorkerCommand, WorkerState
 from clusterenv.layout import SpaceLayout
+from clusterenv.lifetime import raise_descriptor_limit
 from clusterenv.peers import Ended, Peer
 from clusterenv.private_files import remove_folder
 from clusterenv.reporting import Description, Reporter
@@ -117,6 +119,7 @@ def _welcomes(
             setup_timeout_s=float(config.setup_timeout_s),
             step_timeout_s=float(config.step_timeout_s),
             backend=source.backend,
+            env_rebuilds=config.env_rebuilds,
         )
         welcomes.append((welcome, blobs))
         first += count
@@ -216,14 +219,14 @@ class LocalSession:
         self._config = config
         self._server: Server | None = None
         self._launcher: Launcher | None = None
-        self._closed = False
-        self._pid = os.getpid()
+        self._closed, self._pid = False, os.getpid()
         self._ending = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="clusterenv-keeper", daemon=True)
         self._run_dir = make_run_dir(launcher)
         self._in_environment = isinstance(launcher, SlurmConfig) and launcher.shared_folder is None
         self._connection: Connection | None = None
         self._reporter: Reporter | None = None
+        self._stop_listening = close_on_sigterm(lambda: self.close(keep_logs=False))
         try:
             self._open(launcher, name)
         except BaseException as error:
@@ -231,9 +234,9 @@ class LocalSession:
             raise
 
     def _open(self, launcher: LauncherConfig, name: str) -> None:
-        run_id = secrets.randbits(64)
-        keys = RunKeys.generate()
+        run_id, keys = secrets.randbits(64), RunKeys.generate()
         heartbeat_s = min(5.0, float(self._config.lease_s) / 2)
+        raise_descriptor_limit()  # who connects without a key holds one for some seconds
         self._server = Server(
             keys=keys,
             run_id=run_id,
@@ -314,6 +317,7 @@ class LocalSession:
         self._closed = True
         deadline = time.monotonic() + GOODBYE_S
         self._ending.set()
+        self._stop_listening()
         with contextlib.ExitStack() as ends:  # run last one first, each whatever the others do
             if not keep_logs:
                 ends.callback(remove_folder, self._run_dir)

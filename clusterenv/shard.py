@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from clusterenv import native, passed_checks
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
-from clusterenv.env_calls import ENV_ERRORS, build_env, id_of, number, say, snapshot
-from clusterenv.errors import EnvError, SpaceError, StateError, shortened
+from clusterenv.env_calls import ENV_ERRORS, build, id_of, number, snapshot
+from clusterenv.errors import EnvError, SpaceError, StateError, say, shortened
 from clusterenv.infos import encode_infos, plain_info
 from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.values import Plain
@@ -60,7 +60,7 @@ class Shard:
         try:
             for index, env_fn in enumerate(env_fns, first_env):
                 self.count_call()
-                self.envs.append(build_env(env_fn, index))
+                self.envs.append(build(env_fn, index))
             self.single_observation_space, self.single_action_space = self._common_spaces(same_bounds)
             self.obs_layout = SpaceLayout.of(self.single_observation_space, bounds=same_bounds)
             self.action_layout = SpaceLayout.of(self.single_action_space)
@@ -236,7 +236,7 @@ class Shard:
     def failure_in_step(self, error: Exception | SystemExit, singles: Sequence[Any]) -> EnvError:
         """What `error`, of the row in work, is to the caller; `obs` holds the observations of all rows."""
         self.pack(self.obs)
-        if isinstance(error, EnvError):  # of the reset
+        if isinstance(error, EnvError):  # of the reset, or of one that could not be built anew
             return error
         row = int(self._progress[2])
         return self._failure(row, "step", error, singles[row])
@@ -310,6 +310,8 @@ class Shard:
             batch.rewards[place] = number(reward)
             batch.terminations[place] = bool(terminated)
             batch.truncations[place] = bool(truncated)
+        except EnvError:  # of one that could not be built anew
+            raise
         except ENV_ERRORS as error:
             raise self._failure(row, "step", error, action) from error
         self._rows[row] = observation

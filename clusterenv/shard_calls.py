@@ -10,8 +10,8 @@ import cloudpickle
 
 from clusterenv import values
 from clusterenv.commands import Call, CallBatch, SetAttr
-from clusterenv.env_calls import ENV_ERRORS, say
-from clusterenv.errors import EnvError, MissingAttribute
+from clusterenv.env_calls import ENV_ERRORS
+from clusterenv.errors import EnvError, MissingAttribute, say
 from clusterenv.shard import Shard
 from clusterenv.vector_shard import VectorShard
 

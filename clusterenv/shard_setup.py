@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cloudpickle
 from gymnasium.vector import AutoresetMode
 
 from clusterenv.commands import RunnerSetup
+from clusterenv.rebuilding import RebuildingShard
 from clusterenv.shard import Shard
 from clusterenv.vector_shard import VectorShard
 
@@ -25,7 +27,9 @@ def build_shard(setup: RunnerSetup) -> AnyShard:
     mode = AutoresetMode(setup.autoreset_mode)
     if setup.backend is None:
         env_fns = [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of]
-        return Shard(env_fns, first_env=setup.first_env, autoreset_mode=mode, same_bounds=setup.same_bounds)
+        most = setup.env_rebuilds
+        make = partial(RebuildingShard, most_rebuilds=most) if most else Shard
+        return make(env_fns, first_env=setup.first_env, autoreset_mode=mode, same_bounds=setup.same_bounds)
     (blob,) = setup.env_blobs
     return VectorShard(
         lambda: cloudpickle.loads(blob).vector(setup.num_envs, setup.num_threads),

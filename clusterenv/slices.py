@@ -156,7 +156,12 @@ def _all(replies: Sequence[Reply], kind: type[M]) -> list[M]:
 
 
 def _merge_resets(batches: Sequence[ResetBatch]) -> ResetBatch:
-    return ResetBatch(obs=_leaves([b.obs for b in batches]), infos=[i for b in batches for i in b.infos])
+    return ResetBatch(
+        obs=_leaves([b.obs for b in batches]),
+        infos=[i for b in batches for i in b.infos],
+        rebuilt=[env for b in batches for env in b.rebuilt],
+        ended=[env for b in batches for env in b.ended],
+    )
 
 
 def _merge_steps(batches: Sequence[StepBatch]) -> StepBatch:
@@ -170,6 +175,8 @@ def _merge_steps(batches: Sequence[StepBatch]) -> StepBatch:
         final_obs=_leaves([b.final_obs for b in batches]),
         infos=[info for b in batches for info in b.infos],
         final_infos=[info for b in batches for info in b.final_infos],
+        rebuilt=[env for b in batches for env in b.rebuilt],
+        lost=[env for b in batches for env in b.lost],
     )
 
 
@@ -216,6 +223,7 @@ def _merge_fragments(fragments: Sequence[Fragment], starts: Sequence[int]) -> Fr
         family=fragments[0].family,
         initial_state=_leaves([f.initial_state for f in fragments]),
         states=_leaves([f.states for f in fragments], axis=1),
+        rebuilt=[env for f in fragments for env in f.rebuilt],
     )
 
 

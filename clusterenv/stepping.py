@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from clusterenv.batches import ActBatch, Buffer, FrameReader, ResetBatch, StepBatch, frames_of
-from clusterenv.errors import StateError
+from clusterenv.errors import ProtocolError, StateError
 from clusterenv.head import Head
 from clusterenv.infos import batch_infos
 from clusterenv.layout import Nested, SpaceLayout
@@ -72,16 +72,19 @@ class Stepping:
         """What a worker's reset gave; for one that is away its last observations, zeros if there are none."""
         peer = outcome.peer
         if not isinstance(outcome, Absent):
-            frames, infos = outcome.frames, outcome.message.infos
-            batch = self._head.read(peer, lambda: self._read_reset(peer, frames, infos), Fresh.SKIP)
+            frames, message = outcome.frames, outcome.message
+            batch = self._head.read(peer, lambda: self._read_reset(peer, frames, message), Fresh.SKIP)
             if isinstance(batch, ResetBatch):
                 return batch
         known = None if self.last_obs is None else self.last_obs[peer.rank]
         return ResetBatch(obs=known or self._obs.zeros(peer.num_envs))
 
-    def _read_reset(self, peer: Peer, frames: Sequence[memoryview], infos: list[bytes]) -> ResetBatch:
-        batch = ResetBatch.of_frames(frames, self._obs, num_envs=peer.num_envs, infos=infos)
-        own_infos(infos, peer_ids(peer))
+    def _read_reset(self, peer: Peer, frames: Sequence[memoryview], message: m.ResetReply) -> ResetBatch:
+        batch = ResetBatch.of_frames(frames, self._obs, num_envs=peer.num_envs, infos=message.infos)
+        own_infos(message.infos, peer_ids(peer))
+        if not set(message.ended) <= set(peer.env_indices):
+            raise ProtocolError(f"worker {peer.rank} tells of ends of environments {message.ended}")
+        batch.ended = message.ended
         return batch
 
     # --- step -------------------------------------------------------------------------------------------
@@ -99,6 +102,11 @@ class Stepping:
                 f"environments {asked.tolist()} have ended and autoreset is disabled; reset them with "
                 "reset(options={'reset_mask': mask}) first"
             )
+
+    def look_for_ends(self) -> None:
+        """It is known which environments have ended, of those too that moved in a call that failed."""
+        if self._mode is AutoresetMode.DISABLED:
+            self.present_obs()
 
     def begin_step(self, leaves: Sequence[Array]) -> Pending[m.StepReply]:
         """All environments are being stepped with action leaves [N, ...]."""
@@ -158,7 +166,11 @@ class Stepping:
                 self._head.begin(_observe, m.ResetReply, fresh=Fresh.WAIT, peers=unseen)
             )
             for outcome in outcomes:
-                self.last_obs[outcome.peer.rank] = self.reset_batch(outcome).obs
+                batch = self.reset_batch(outcome)
+                self.last_obs[outcome.peer.rank] = batch.obs
+                if isinstance(outcome, Reply):
+                    self._ended[outcome.peer.rows] = False
+                    self._ended[batch.ended] = True
             self._head.unseen.clear()
         return self.last_obs
 
@@ -208,5 +220,5 @@ def step_batch(reply: Reply[m.StepReply], obs: SpaceLayout, num_rows: int) -> St
     """What a worker answered to a StepCommand for `num_rows` environments."""
     message, reader = reply.message, FrameReader(reply.frames)
     batch = reader.done(StepBatch.read(reader, obs, num_rows, message.num_final))
-    batch.infos, batch.final_infos = message.infos, message.final_infos
+    batch.infos, batch.final_infos, batch.lost = message.infos, message.final_infos, message.lost
     return batch

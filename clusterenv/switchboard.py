@@ -27,6 +27,13 @@ PEERS_LOGGED = 1024
 """Peers that are remembered, so that what each does wrong is logged once."""
 
 
+QUIET = (m.Heartbeat, m.PullRequest, m.Used)
+"""What no caller waits for: thousands of workers would wake it all the time."""
+
+REBUILDS_LOGGED = 1024
+"""Environments of one worker that were built anew, with a line in the log for each."""
+
+
 class Link(Protocol):
     """What carries messages to the workers."""
 
@@ -100,7 +107,8 @@ class Switchboard:
             else:
                 peer.heard_at = time.monotonic()
                 self._on_message_of(peer, envelope)
-            self._condition.notify_all()
+            if not isinstance(message, QUIET):
+                self._condition.notify_all()
 
     def _on_hello(self, envelope: Envelope, hello: m.Hello) -> None:
         try:
@@ -108,14 +116,19 @@ class Switchboard:
         except Exception as error:  # noqa: BLE001 - a Welcome that cannot be sent is the launch's failure
             what = f"cannot be told what to run: {error}"
             self.peers[hello.rank].failure = m.Failure(kind="setup", message=what)
+            self._roster.may_have_failed = True
         else:
             if refusal is not None:
                 self._refuse(envelope, refusal)
 
     def _on_message_of(self, peer: Peer, envelope: Envelope) -> None:
         message = envelope.message
+        if isinstance(message, m.ResetReply | m.StepReply | m.ActReply | m.FragmentReply):
+            self._on_rebuilt(peer, message.rebuilt)
         if isinstance(message, m.Heartbeat):
             self._on_heartbeat(peer, message)
+        elif isinstance(message, m.Used):
+            peer.used = message
         elif isinstance(message, m.PullRequest):
             self._on_pull(peer)
         elif isinstance(message, m.Ready):
@@ -140,6 +153,13 @@ class Switchboard:
             peer.reply = envelope
             if isinstance(message, m.ActReply | m.FragmentReply):
                 peer.policy = message.policy
+
+    def _on_rebuilt(self, peer: Peer, rebuilt: Sequence[m.Rebuilt]) -> None:
+        for each in rebuilt:
+            peer.env_rebuilds += 1
+            if peer.env_rebuilds <= REBUILDS_LOGGED:
+                where = f"worker {peer.rank} on {peer.host}"
+                logger.warning("%s has built environment %d anew: %s", where, each.env_id, each.error)
 
     def _streams(self, peer: Peer, envelope: Envelope) -> bool:
         intake = self._intake

@@ -14,8 +14,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
-from clusterenv.env_calls import ENV_ERRORS, say
-from clusterenv.errors import EnvError, MissingAttribute, SpaceError, StateError
+from clusterenv.env_calls import ENV_ERRORS
+from clusterenv.errors import EnvError, MissingAttribute, SpaceError, StateError, say
 from clusterenv.infos import encode_infos, plain_info, unbatch_infos
 from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.sources import autoreset_modes
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class VectorShard:
-    """Steps and resets n environments of a backend, with the global indices from `first_env` on; see `Shard`."""
+    """Steps and resets n environments of a backend, with global indices from `first_env` on; see `Shard`."""
 
     def __init__(
         self,

@@ -155,6 +155,7 @@ class Worker:
             same_bounds=welcome.same_bounds,
             backend=welcome.backend,
             num_threads=cores,
+            env_rebuilds=welcome.env_rebuilds,
         )
         self.pool = self._make_pool(setup, cores if welcome.backend is None else 1)
         try:
@@ -269,12 +270,17 @@ class Worker:
         self._answer(m.Ack())
 
     def _was_reset(self, batch: ResetBatch) -> None:
-        self._answer(m.ResetReply(infos=batch.infos), batch.frames())
+        reply = m.ResetReply(infos=batch.infos, rebuilt=_rebuilt(batch), ended=batch.ended)
+        self._answer(reply, batch.frames())
 
     def _stepped(self, batch: StepBatch) -> None:
         self.steps += len(batch.rewards)
         reply = m.StepReply(
-            num_final=len(batch.final_index), infos=batch.infos, final_infos=batch.final_infos
+            num_final=len(batch.final_index),
+            infos=batch.infos,
+            final_infos=batch.final_infos,
+            rebuilt=_rebuilt(batch),
+            lost=batch.lost,
         )
         self._answer(reply, batch.frames())
 
@@ -289,6 +295,8 @@ class Worker:
             num_final=len(batch.step.final_index),
             infos=batch.step.infos,
             final_infos=batch.step.final_infos,
+            rebuilt=_rebuilt(batch.step),
+            lost=batch.step.lost,
         )
         self._answer(reply, batch.frames())
 
@@ -319,6 +327,7 @@ class Worker:
             family=None if family is None else family.kind.value,
             family_sizes=[] if family is None else list(family.sizes),
             has_versions=fragment.versions is not None,
+            rebuilt=_rebuilt(fragment),
         )
 
     def _end(self, reason: str, exit_code: int = 0) -> None:
@@ -329,6 +338,10 @@ class Worker:
 def _end_of(text: str) -> str:
     """`text`, or its end, where an error says what happened, if it is too long for a message."""
     return text if len(text) <= LONGEST_TEXT else "... " + text[-LONGEST_TEXT:]
+
+
+def _rebuilt(batch: ResetBatch | StepBatch | Fragment) -> list[m.Rebuilt]:
+    return [m.Rebuilt(env_id=each.env_id, error=each.error) for each in batch.rebuilt]
 
 
 def _mask(mask: list[bool] | None) -> Mask | None:

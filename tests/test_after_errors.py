@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from clusterenv import ClusterEnv, LocalConfig
-from clusterenv.errors import AgentError, EnvError
+from clusterenv.errors import AgentError, EnvError, StateError
 from tests.envs import Count, Fails
 from tests.test_agent_kinds import ScoringCoin
 from tests.test_stream import take
@@ -73,6 +75,44 @@ def test_after_an_agent_raised_a_lagging_worker_is_judged_where_its_environments
         assert info["value"].tolist() == stands_at.tolist()
         log_probs = agent.log_prob(stands_at[:, None], info["action"])
         assert info["log_prob"] == pytest.approx(log_probs)
+
+
+def test_ends_of_a_step_that_failed_are_known_to_the_next_which_moves_nothing() -> None:
+    env_fns = [partial(Count, 2), partial(Fails, "step", 2)]
+    launcher = LocalConfig(nodes=2, cpus_per_node=1)
+    with ClusterEnv(env_fns, launcher, autoreset_mode=AutoresetMode.DISABLED) as env:
+        env.reset(seed=0)
+        env.step(ScoringCoin())
+        with pytest.raises(EnvError, match="on purpose"):
+            env.step(ScoringCoin())
+        with pytest.raises(StateError, match=r"environments \[0\] have ended"):
+            env.step(np.zeros(2, np.int64))
+        assert env.get_attr("t") == (2, 1)
+
+        env.reset(options={"reset_mask": np.array([True, True])})
+        assert env.step(np.zeros(2, np.int64))[0][:, 0].tolist() == [1, 1]
+
+
+class ThinksAtFirst(ScoringCoin):
+    """Takes longer for its first action than an environment may take for a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thinks_s = 6.0
+
+    def act(self, obs: np.ndarray) -> np.ndarray:
+        time.sleep(self.thinks_s)
+        self.thinks_s = 0.0
+        return super().act(obs)
+
+
+@pytest.mark.parametrize("call", ["rollout", "step"])
+def test_time_of_the_agent_is_not_that_of_an_environment(call: str) -> None:
+    launcher = LocalConfig(nodes=1, cpus_per_node=1)
+    with ClusterEnv([Count], launcher, step_timeout_s=3.0, on_worker_loss="raise", seed=0) as env:
+        env.reset()
+        agent = ThinksAtFirst()
+        assert env.rollout(agent, 3).valid.all() if call == "rollout" else env.step(agent)[0][0] == 1
 
 
 def test_after_the_learners_agent_raised_it_judges_where_the_environments_stand() -> None:

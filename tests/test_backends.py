@@ -56,6 +56,11 @@ def policy() -> Policy:
     return Policy()
 
 
+def test_rebuild_of_one_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"on_env_error.*where a backend makes the environments"):
+        vector_of("Count", on_env_error="rebuild")
+
+
 @pytest.mark.parametrize(
     "config",
     [

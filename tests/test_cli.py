@@ -35,7 +35,19 @@ def test_help_lists_every_command(words: list[str], status: int, capsys: pytest.
     assert cli.main(words) == status
 
     output = capsys.readouterr().out
-    for name in ("train", "evaluate", "plot", "bench", "doctor", "status", "logs", "stop", "register"):
+    for name in (
+        "train",
+        "evaluate",
+        "plot",
+        "compare",
+        "bench",
+        "quicktest",
+        "doctor",
+        "status",
+        "logs",
+        "stop",
+        "register",
+    ):
         assert f"\n  clusterenv {name} " in output
 
 
@@ -46,7 +58,8 @@ def test_help_lists_every_command(words: list[str], status: int, capsys: pytest.
         ("workers", "did you mean 'worker'?"),
         (
             "xyz",
-            "there are: train, evaluate, plot, bench, doctor, status, logs, stop, register, envs, worker",
+            "there are: train, evaluate, plot, compare, bench, quicktest, doctor, status, logs, stop, "
+            "register, envs, worker",
         ),
     ],
 )

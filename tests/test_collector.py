@@ -85,7 +85,7 @@ def as_in_a_runner() -> Any:
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many steps were made by each use of a collector."""
     made: list[int] = []
-    fill = Collector.fill
+    fill = Collector._fill
 
     def counted(collector: Collector, until: int) -> None:
         before = collector._record.steps_done
@@ -94,7 +94,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         finally:
             made.append(collector._record.steps_done - before)
 
-    monkeypatch.setattr(Collector, "fill", counted)
+    monkeypatch.setattr(Collector, "_fill", counted)
     return made
 
 

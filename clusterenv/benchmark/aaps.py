@@ -20,10 +20,11 @@ from filelock import FileLock, Timeout
 
 from clusterenv import __version__
 from clusterenv.benchmark import aaps_results as results
-from clusterenv.benchmark.report import machine_facts
 from clusterenv.errors import ConfigError
-from clusterenv.learners.runs import METRICS_FILE, plain
+from clusterenv.learners.run_folder import METRICS_FILE
+from clusterenv.learners.runs import plain
 from clusterenv.lifetime import describe_exit, end_with_parent, kill_tree
+from clusterenv.machine import machine_facts
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

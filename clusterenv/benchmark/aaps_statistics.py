@@ -44,6 +44,17 @@ def difference_interval(scores: Sequence[float], others: Sequence[float]) -> Int
     return _interval(iqm(scores) - iqm(others), _resampled(scores, rng) - _resampled(others, rng))
 
 
+def iqm_over_tasks(scores: Sequence[Sequence[float]]) -> Interval:
+    """The interquartile mean of all runs of all tasks together, and its interval.
+
+    The bootstrap is stratified: the runs of each task are drawn anew from that task's.
+    """
+    rng = np.random.default_rng(SEED)
+    by_task = [np.asarray(of, dtype=np.float64) for of in scores]
+    drawn = np.concatenate([rng.choice(of, (RESAMPLES, len(of))) for of in by_task], axis=1)
+    return _interval(iqm(np.concatenate(by_task)), _iqm_of_rows(drawn))
+
+
 def _resampled(scores: Sequence[float], rng: np.random.Generator) -> NDArray[np.float64]:
     drawn = rng.choice(np.asarray(scores, dtype=np.float64), (RESAMPLES, len(scores)))
     return _iqm_of_rows(drawn)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 from torch.nn import functional
 
-from clusterenv.benchmark.report import machine_facts
 from clusterenv.errors import ConfigError
+from clusterenv.machine import machine_facts
 from clusterenv.policy import encode_state
 
 ACTIONS = 6

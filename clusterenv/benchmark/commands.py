@@ -14,6 +14,8 @@ from clusterenv.benchmark.aaps_weights import WeightsBenchmark
 from clusterenv.benchmark.discovery import DiscoveryBenchmark
 from clusterenv.benchmark.profile import ProfileBenchmark
 from clusterenv.benchmark.rollout import RolloutBenchmark
+from clusterenv.benchmark.scale import ScaleBenchmark
+from clusterenv.benchmark.throughput import ThroughputBenchmark
 from clusterenv.errors import ClusterEnvError
 from clusterenv_registry import RegistryError
 
@@ -35,6 +37,8 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "discovery": DiscoveryBenchmark,
     "profile": ProfileBenchmark,
     "rollout": RolloutBenchmark,
+    "scale": ScaleBenchmark,
+    "throughput": ThroughputBenchmark,
 }
 
 

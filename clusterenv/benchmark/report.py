@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-from clusterenv import __version__
-
-PACKAGES = ("gymnasium", "numpy", "torch", "pyzmq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +71,3 @@ class Report:
     def write(self, path: Path) -> None:
         """The file at `path` is the report as JSON."""
         path.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
-
-
-def machine_facts() -> dict[str, Any]:
-    """What the numbers depend on: processor, cores granted, load before the run, versions."""
-    return {
-        "processor": _processor(),
-        "cores granted": len(os.sched_getaffinity(0)),
-        "load before": round(os.getloadavg()[0], 2),
-        "system": platform.platform(terse=True),
-        "python": platform.python_version(),
-        "clusterenv": __version__,
-        **{name: _version(name) for name in PACKAGES},
-    }
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.machine()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -14,9 +14,10 @@ import torch
 from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.benchmark.agents import AGENT_STYLES, AgentStyle, make_agent
 from clusterenv.benchmark.processes import Processes
-from clusterenv.benchmark.report import Report, machine_facts
+from clusterenv.benchmark.report import Report
 from clusterenv.benchmark.twins import bare_loop, hand_written
 from clusterenv.errors import ConfigError
+from clusterenv.machine import machine_facts
 
 SEED = 1
 COMPARED = (("clusterenv", "hand_written"), ("clusterenv", "bare"), ("hand_written", "bare"))

@@ -43,6 +43,7 @@ class ManualLauncher:
         self._lock = threading.Lock()
         self._used = False
         self._cancelled = False
+        self._statuses = self._all(WorkerState.PENDING)
 
     def request(self) -> ManualRequest:
         """What `submit` would show; asking has no effect."""
@@ -75,8 +76,10 @@ class ManualLauncher:
 
     def poll(self) -> list[WorkerStatus]:
         """Every worker is PENDING, since somebody may start it at any time, until `cancel`."""
-        state = WorkerState.EXITED if self._cancelled else WorkerState.PENDING
-        return [
+        return list(self._statuses)
+
+    def _all(self, state: WorkerState) -> tuple[WorkerStatus, ...]:
+        return tuple(
             WorkerStatus(
                 rank=rank,
                 state=state,
@@ -89,7 +92,7 @@ class ManualLauncher:
                 detail="to be started by hand",
             )
             for rank in range(len(self._request.commands))
-        ]
+        )
 
     def log_tail(self, rank: int, lines: int = 20) -> str:
         """The end of `worker-<rank>.log` in the run's folder, if somebody writes it."""
@@ -98,6 +101,7 @@ class ManualLauncher:
     def cancel(self, timeout_s: float) -> None:
         """Expect no worker any more; those that run end when the head says goodbye or falls silent."""
         self._used = self._cancelled = True
+        self._statuses = self._all(WorkerState.EXITED)
 
     def _log_path(self, rank: int) -> Path:
         return self._request.run_dir / f"worker-{rank}.log"

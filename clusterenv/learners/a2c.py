@@ -12,23 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clusterenv import LocalConfig, Rollout, SlurmConfig
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
-from clusterenv.learners.options import Options, check
+from clusterenv.learners.options import NetworkOptions, check
 from clusterenv.learners.returns import generalized_advantage
 from clusterenv.learners.runs import Summary
-from clusterenv.learners.training import launched, training
+from clusterenv.learners.training import explained_variance, launched, training
 
 
 @dataclass(frozen=True, kw_only=True)
-class A2CConfig(Options):
+class A2CConfig(NetworkOptions):
     """Train an agent with A2C. The defaults shown are those of the environment named by --env-id."""
 
     sync: str = "every"
@@ -51,12 +50,8 @@ class A2CConfig(Options):
     """Weight of the entropy bonus."""
     max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
-    normalize_obs: bool = True
-    """Normalise observations by running statistics."""
     scale_rewards: bool = True
     """Divide rewards by the running deviation of the discounted return."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of the policy and of the value network."""
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
@@ -69,19 +64,13 @@ class A2CConfig(Options):
             finite=("learning_rate", "value_coef", "entropy_coef"),
         )
 
-    @property
-    def agent_options(self) -> dict[str, Any]:
-        """Keyword arguments of the agent, other than its spaces."""
-        return {"hidden": self.hidden, "normalize_obs": self.normalize_obs}
-
 
 def a2c_loss(
     agent: Agent, rollout: Rollout, config: A2CConfig, reward_scale: RewardScale | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss over the valid rows of a rollout, and what to log of it."""
     batch = rollout.torch()
-    features = agent.features(batch.obs)  # [T, N, D]
-    values = agent.state_value(features)
+    outputs, values = agent.outputs_and_values(agent.features(batch.obs))  # [T, N, P], [T, N]
     rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
     gae = generalized_advantage(
         rewards,
@@ -98,17 +87,20 @@ def a2c_loss(
     returns = values.detach()[valid] + advantages
     if config.normalize_advantages:
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
-    distribution = agent.policy(features[valid])
+    distribution = agent.as_policy(outputs[valid])
     log_probs = distribution.log_prob(agent.action_targets(batch.actions[valid]))
     policy_loss = -(advantages * log_probs).mean()
     value_loss = 0.5 * ((values[valid] - returns) ** 2).mean()
     entropy = distribution.entropy().mean()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    log_ratios = log_probs.detach() - batch.log_probs[valid]
     return loss, {
         "policy_loss": policy_loss.detach(),
         "value_loss": value_loss.detach(),
         "entropy": entropy.detach(),
-        "behaviour_ratio": (log_probs.detach() - batch.log_probs[valid]).exp().mean(),
+        "explained_variance": explained_variance(values.detach()[valid], returns),
+        "kl_behaviour": (log_ratios.exp() - 1 - log_ratios).mean(),
+        "behaviour_ratio": log_ratios.exp().mean(),
     }
 
 
@@ -140,13 +132,13 @@ def train(config: A2CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("a2c", config, launcher) as (env, folder):
+    with launched("a2c", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         parts = {"agent": agent, "optimizer": optimizer, "scale": reward_scale}
-        with training("a2c", config, folder, parts, acting=actor) as run:
+        with training("a2c", config, place, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             while run.goes_on:
                 if config.anneal_lr:
@@ -161,5 +153,5 @@ def train(config: A2CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
 
 
 def parse(argv: Sequence[str]) -> tuple[A2CConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("a2c", A2CConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("a2c", A2CConfig, argv)

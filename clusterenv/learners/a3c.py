@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from clusterenv import LocalConfig, SlurmConfig
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.a2c import A2CConfig, update
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
@@ -39,6 +39,11 @@ class A3CConfig(A2CConfig):
         super().__post_init__()
         check(self, whole=("queue",))
 
+    @property
+    def streams(self) -> bool:
+        """Whether workers step while the learner computes: always."""
+        return True
+
 
 def train(config: A3CConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:
     """Train, and return what it took; the run's folder holds its metrics, curves and newest checkpoint.
@@ -49,13 +54,13 @@ def train(config: A3CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("a3c", config, launcher) as (env, folder):
+    with launched("a3c", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         parts = {"agent": agent, "optimizer": optimizer, "scale": reward_scale}
-        with training("a3c", config, folder, parts, acting=actor) as run:
+        with training("a3c", config, place, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             with env.stream(actor, config.num_steps, queue=config.queue) as fragments:
                 while run.goes_on:
@@ -68,5 +73,5 @@ def train(config: A3CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
 
 
 def parse(argv: Sequence[str]) -> tuple[A3CConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("a3c", A3CConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("a3c", A3CConfig, argv)

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from clusterenv import LocalConfig, SlurmConfig
 from clusterenv.errors import ConfigError, SpaceError
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.networks import Obs, feature_size, flatten, mlp
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.replay import Replay, Rows
@@ -185,7 +185,7 @@ def train(config: DQNConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("dqn", config, launcher) as (env, folder):
+    with launched("dqn", config, launcher) as (env, place):
         spaces = env.single_observation_space, env.single_action_space
         agent = Agent(*spaces, **config.agent_options)
         target = copy.deepcopy(agent.q)
@@ -195,7 +195,7 @@ def train(config: DQNConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         parts = {"agent": agent, "target": target, "optimizer": optimizer}
         with (
             Replay(config.replay_capacity, transition_dtype(*spaces), config.replay_file) as replay,
-            training("dqn", config, folder, parts, acting=agent) as run,
+            training("dqn", config, place, parts, acting=agent) as run,
         ):
             env.reset(seed=run.reset_seed)
             owed = 0.0  # transitions to learn from
@@ -220,5 +220,5 @@ def train(config: DQNConfig, launcher: LocalConfig | SlurmConfig | None = None) 
 
 
 def parse(argv: Sequence[str]) -> tuple[DQNConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("dqn", DQNConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("dqn", DQNConfig, argv)

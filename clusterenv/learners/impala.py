@@ -21,24 +21,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.errors import ConfigError
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Actor, Agent
-from clusterenv.learners.options import Options, check
+from clusterenv.learners.options import NetworkOptions, check
 from clusterenv.learners.returns import vtrace
 from clusterenv.learners.runs import Summary
-from clusterenv.learners.training import launched, mean_of, shuffled, training
+from clusterenv.learners.training import explained_variance, launched, mean_of, shuffled, training
 
 
 @dataclass(frozen=True, kw_only=True)
-class IMPALAConfig(Options):
+class IMPALAConfig(NetworkOptions):
     """Train an agent with IMPALA. The defaults shown are those of the environment named by --env-id."""
 
     max_lag: int = 256
@@ -54,7 +53,9 @@ class IMPALAConfig(Options):
     passes: int = 4
     """Times that a batch is used."""
     num_minibatches: int = 4
-    """Steps of the optimiser in each pass."""
+    """Steps of the optimiser in each pass, unless batch_size is given."""
+    batch_size: int | None = None
+    """Rows of a minibatch, or somewhat fewer so that all are of nearly one size; none: num_minibatches."""
     learning_rate: float = 1e-3
     """Adam's step size at the start."""
     anneal_lr: bool = True
@@ -79,30 +80,27 @@ class IMPALAConfig(Options):
     """Weight of the entropy bonus."""
     max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
-    normalize_obs: bool = True
-    """Normalise observations by running statistics."""
     scale_rewards: bool = True
     """Divide rewards by the running deviation of the discounted return."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of the policy and of the value network."""
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
         super().__post_init__()
         check(
             self,
-            whole=("fragments", "queue", "num_steps", "passes", "num_minibatches", "prox_interval", "hidden"),
+            whole=("fragments", "queue", "num_steps", "passes", "num_minibatches", "batch_size", "hidden"),
             fraction=("gamma", "trace_lambda"),
             positive=("learning_rate", "rho_bar", "c_bar", "clip_coef", "max_grad_norm"),
             finite=("learning_rate", "value_coef", "entropy_coef"),
         )
+        check(self, whole=("prox_interval",))
         if self.rho_bar < self.c_bar:
             raise ConfigError("rho_bar", self.rho_bar, f"at least c_bar = {self.c_bar}")
 
     @property
-    def agent_options(self) -> dict[str, Any]:
-        """Keyword arguments of the agent, other than its spaces."""
-        return {"hidden": self.hidden, "normalize_obs": self.normalize_obs}
+    def streams(self) -> bool:
+        """Whether workers step while the learner computes."""
+        return not self.lockstep
 
 
 @contextmanager
@@ -138,8 +136,8 @@ def make_samples(
     valid = batch.valid
     features, actions = agent.features(batch.obs), agent.action_targets(batch.actions)  # [T, N, ...]
     values = agent.state_value(features)
-    policy = prox.policy(prox.features(batch.obs).flatten(0, 1))
-    log_probs = policy.log_prob(actions.flatten(0, 1)).view_as(values)
+    log_probs = torch.zeros_like(values)
+    log_probs[valid] = prox.policy(prox.features(batch.obs)[valid]).log_prob(actions[valid])
     log_ratios = torch.where(valid, log_probs - batch.log_probs, 0.0)
     trace = vtrace(
         rollout.rewards if reward_scale is None else reward_scale.of(rollout),
@@ -168,14 +166,15 @@ def make_samples(
 
 def impala_loss(agent: Agent, samples: Samples, config: IMPALAConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss over one minibatch, and what to log of it."""
-    distribution = agent.policy(samples.features)
+    outputs, values = agent.outputs_and_values(samples.features)
+    distribution = agent.as_policy(outputs)
     ratios = (distribution.log_prob(samples.actions) - samples.prox_log_probs).exp()
     advantages = samples.advantages
     if config.normalize_advantages:
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
     clipped = ratios.clamp(1 - config.clip_coef, 1 + config.clip_coef)
     policy_loss = -torch.min(ratios * advantages, clipped * advantages).mean()
-    value_loss = 0.5 * ((agent.state_value(samples.features) - samples.targets) ** 2).mean()
+    value_loss = 0.5 * ((values - samples.targets) ** 2).mean()
     entropy = distribution.entropy().mean()
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     return loss, {
@@ -198,7 +197,7 @@ def update(
         return {}
     logs: list[dict[str, Tensor]] = []
     for _ in range(config.passes):
-        for minibatch in shuffled(samples, config.num_minibatches, generator):
+        for minibatch in shuffled(samples, config.num_minibatches, generator, config.batch_size):
             loss, log = impala_loss(agent, minibatch, config)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
@@ -206,9 +205,8 @@ def update(
             optimizer.step()
             logs.append(log)
     ratios = samples.log_ratios.exp()
-    unexplained = (samples.targets - samples.values).var(correction=0)
     return mean_of(logs) | {
-        "explained_variance": float(1 - unexplained / (samples.targets.var(correction=0) + 1e-8)),
+        "explained_variance": float(explained_variance(samples.values, samples.targets)),
         "rho": float(ratios.clamp(max=config.rho_bar).mean()),
         "kl_behaviour": float((ratios - 1 - samples.log_ratios).mean()),
     }
@@ -223,7 +221,7 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("impala", config, launcher) as (env, folder):
+    with launched("impala", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
@@ -232,7 +230,7 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
         prox = copy.deepcopy(actor)
         parts = {"agent": agent, "prox": prox, "optimizer": optimizer, "shuffling": shuffling}
         parts["scale"] = reward_scale
-        with training("impala", config, folder, parts, acting=actor) as run:
+        with training("impala", config, place, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             with batches(env, actor, config) as collected:
                 while run.goes_on:
@@ -249,5 +247,5 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
 
 
 def parse(argv: Sequence[str]) -> tuple[IMPALAConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("impala", IMPALAConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("impala", IMPALAConfig, argv)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import tyro
 
@@ -51,6 +53,27 @@ class SlurmOptions(SlurmConfig):
 
 
 _DEFAULT = SlurmOptions()
+
+
+def described(launcher: LocalConfig | SlurmConfig) -> dict[str, Any]:
+    """The launcher as a configuration file says it, beside `workers` and `serial`."""
+    if isinstance(launcher, LocalConfig):
+        return {"launcher": "local"}
+    default = SlurmConfig()
+    given = {
+        item.name: getattr(launcher, item.name)
+        for item in fields(launcher)
+        if item.name != "nodes" and getattr(launcher, item.name) != getattr(default, item.name)
+    }
+    return {"launcher": "slurm", "slurm": {name: _plain(value) for name, value in given.items()}}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - an option of any type
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def launcher_config(

@@ -1,4 +1,7 @@
-"""The agents of the learners: a tanh MLP for the policy and one for the value; Discrete or Box actions."""
+"""The agents of the learners, with Discrete or Box actions.
+
+A tanh MLP for the policy and another for the value; of images, two heads over one network that both share.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,14 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.nn import functional
 
 from clusterenv.errors import SpaceError
+from clusterenv.learners.image_networks import (
+    HIDDEN,
+    ImageTorso,
+    NetworkName,
+    Precision,
+    network_for,
+    orthogonal,
+)
 from clusterenv.learners.moments import merge_moments
 from clusterenv.learners.returns import Floats, next_values
 from clusterenv.rollout import Batch
@@ -25,10 +36,11 @@ OBS_CLIP = 10.0
 
 
 class Actor(nn.Module):
-    """A policy over the flattened observation; `distribution` is what workers call.
+    """A policy over the observations; `distribution` is what workers call.
 
     Observation statistics are buffers, so that they travel with the weights and count for their version; only
-    the learner updates them, through `observe`. Networks see `features(obs)`.
+    the learner updates them, through `observe`. Networks see `features(obs)`: [..., D] float32, or images as
+    they are, which are divided by 255 and never normalised otherwise.
     """
 
     obs_mean: Tensor
@@ -40,24 +52,40 @@ class Actor(nn.Module):
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         *,
-        hidden: Sequence[int] = (64, 64),
+        hidden: Sequence[int] | None = None,
         normalize_obs: bool = False,
+        network: NetworkName = "auto",
+        precision: Precision = "auto",
     ) -> None:
         """Draw the weights from torch's global generator.
 
+        Args:
+            observation_space: of one environment.
+            action_space: of one environment.
+            hidden: widths of the hidden layers; none: those of `HIDDEN`.
+            normalize_obs: keep statistics of observations that are no images, and normalise by them.
+            network: "auto": by the observations, as `network_for` says.
+            precision: of the arithmetic of image networks.
+
         Raises:
-            SpaceError: if the spaces are not among those that an MLP of ours can read or act in.
+            SpaceError: if the spaces are not among those that the network can read or act in.
         """
         super().__init__()
         self.observation_space = observation_space
-        self.normalize_obs = normalize_obs
-        size = feature_size(observation_space)
+        found = network_for(network, observation_space)
+        self.images = found != "mlp"
+        self.normalize_obs = normalize_obs and not self.images
+        self.hidden = tuple(HIDDEN[found] if hidden is None else hidden)
         outputs, self.first_action = _action_outputs(action_space)
         self.continuous = isinstance(action_space, gym.spaces.Box)
-        self.actor = mlp([size, *hidden, outputs], last_gain=0.01)
+        self.torso: nn.Module = nn.Identity()
+        if found != "mlp":
+            self.torso = ImageTorso(observation_space, found, self.hidden, precision)
+        self.actor = self._head(outputs, last_gain=0.01)
         if self.continuous:
             self.log_std = nn.Parameter(torch.zeros(outputs))
-        if normalize_obs:
+        if self.normalize_obs:
+            size = feature_size(observation_space)
             self.register_buffer("obs_mean", torch.zeros(size))
             self.register_buffer("obs_var", torch.ones(size))
             self.register_buffer("obs_count", torch.zeros((), dtype=torch.float64))
@@ -76,16 +104,30 @@ class Actor(nn.Module):
         distribution = self.distribution(obs)
         return self.env_actions(distribution.mode if deterministic else distribution.sample())
 
+    def _head(self, outputs: int, *, last_gain: float) -> nn.Sequential:
+        """What makes `outputs` numbers of what the torso gives."""
+        if self.images:
+            return mlp([self.hidden[-1], outputs], last_gain=last_gain)
+        return mlp([feature_size(self.observation_space), *self.hidden, outputs], last_gain=last_gain)
+
     def features(self, obs: Obs) -> Tensor:
-        """The observations as [..., D] float32, normalised if this agent does that; leading axes are kept."""
+        """The observations as [..., D] float32, normalised if this agent does that; leading axes are kept.
+
+        Images stay as they are, uint8.
+        """
+        if self.images:
+            return torch.as_tensor(obs)
         flat = flatten(self.observation_space, obs)
         if not self.normalize_obs:
             return flat
         return ((flat - self.obs_mean) * torch.rsqrt(self.obs_var + 1e-8)).clamp(-OBS_CLIP, OBS_CLIP)
 
     def policy(self, features: Tensor) -> Distribution:
-        """The policy at features [n, D]."""
-        outputs = self.actor(features)
+        """The policy at features [n, ...]."""
+        return self.as_policy(self.actor(self.torso(features)))
+
+    def as_policy(self, outputs: Tensor) -> Distribution:
+        """The policy that the outputs [n, P] of the network mean."""
         if self.continuous:
             std = self.log_std.exp().expand_as(outputs)
             return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
@@ -128,25 +170,38 @@ class Agent(Actor):
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         *,
-        hidden: Sequence[int] = (64, 64),
+        hidden: Sequence[int] | None = None,
         normalize_obs: bool = False,
+        network: NetworkName = "auto",
+        precision: Precision = "auto",
     ) -> None:
-        """Draw the weights from torch's global generator.
-
-        Raises:
-            SpaceError: as `Actor`.
-        """
-        super().__init__(observation_space, action_space, hidden=hidden, normalize_obs=normalize_obs)
-        self.critic = mlp([feature_size(observation_space), *hidden, 1], last_gain=1.0)
+        """Draw the weights from torch's global generator; arguments and errors are those of `Actor`."""
+        super().__init__(
+            observation_space,
+            action_space,
+            hidden=hidden,
+            normalize_obs=normalize_obs,
+            network=network,
+            precision=precision,
+        )
+        self.critic = self._head(1, last_gain=1.0)
 
     def value(self, obs: Obs) -> Tensor:
         """The value [n] of a batch of observations."""
         return self.state_value(self.features(obs))
 
     def state_value(self, features: Tensor) -> Tensor:
-        """The value [n] at features [n, D]."""
-        values: Tensor = self.critic(features).squeeze(-1)
+        """The values [...] at features [..., D] or images."""
+        values: Tensor = self.critic(self.torso(features)).squeeze(-1)
         return values
+
+    def outputs_and_values(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What `as_policy` takes, [..., P], and the values [...], at features [..., D] or images.
+
+        A network that policy and value share computes once for both.
+        """
+        seen = self.torso(features)
+        return self.actor(seen), self.critic(seen).squeeze(-1)
 
     @torch.no_grad()
     def next_values(self, batch: Batch[Tensor], values: Tensor) -> Floats:
@@ -159,7 +214,7 @@ class Agent(Actor):
     def without_critic(self) -> Actor:
         """The policy alone, on the same tensors: what workers need if nobody asks for their values."""
         actor = Actor.__new__(Actor)
-        actor.__dict__ = self.__dict__ | {"_modules": {"actor": self.actor}}
+        actor.__dict__ = self.__dict__ | {"_modules": {"torso": self.torso, "actor": self.actor}}
         return actor
 
 
@@ -168,9 +223,7 @@ def mlp(sizes: Sequence[int], *, last_gain: float, activation: type[nn.Module] =
     layers: list[nn.Module] = []
     for index, (inputs, outputs) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
-        layer = nn.Linear(inputs, outputs)
-        nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
-        nn.init.zeros_(layer.bias)
+        layer = orthogonal(nn.Linear(inputs, outputs), last_gain if last else math.sqrt(2))
         layers += [layer] if last else [layer, activation()]
     return nn.Sequential(*layers)
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from clusterenv.checks import is_number
 from clusterenv.errors import ConfigError
+from clusterenv.learners.duration_option import Duration
+from clusterenv.learners.image_networks import NetworkName, Precision
 from clusterenv.learners.json_option import JsonObject, is_json
 
 
@@ -24,7 +27,9 @@ class Options:
     workers: int = 2
     """Worker processes."""
     envs_per_worker: int = 32
-    """Environments of each worker."""
+    """Environments of each worker, unless num_envs is given."""
+    num_envs: int | None = None
+    """Environments of all workers together, dealt out evenly; none: envs_per_worker on each."""
     serial: bool = False
     """Run worker and environments inside this process, for a debugger; needs --workers 1."""
     kl_threshold: float | Literal["auto"] = 0.05
@@ -38,23 +43,35 @@ class Options:
     """Seed of weights, environments, action noise and minibatches."""
     total_steps: int = 1_000_000
     """Environment steps to train for."""
+    duration: Duration | None = None
+    """End after this time, such as 90s, 30m or 1h30m, if total_steps does not end the run before; none: steps
+    alone count."""
     stop_at_return: float | None = None
     """Stop once the mean return of the last 100 episodes reaches this; none: train for all steps."""
     run_dir: Path | None = None
     """Folder for this run's files; none: a new one in runs/."""
     checkpoint_every: int = 100_000
     """Environment steps between two milestones, from which a run can go on; environments are reset there."""
+    log_interval: int = 1
+    """Updates between two lines of the metrics."""
     resume: Path | None = None
     """Folder of a run to go on with from its last milestone, with its options where none are given."""
-    threads: int = 1
-    """Threads of the learner's arithmetic; more than one pays for larger networks only."""
+    num_threads: int | None = None
+    """Threads of the learner's arithmetic; none: 1 for an MLP, and for image networks the physical cores
+    granted, or half of them if workers of this machine step while the learner computes."""
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
-        check(self, whole=("total_steps", "threads", "checkpoint_every"))
+        check(self, whole=("total_steps", "num_threads", "num_envs", "checkpoint_every", "log_interval"))
+        if self.duration is not None and not (is_number(self.duration) and 0 < self.duration < math.inf):
+            raise ConfigError("duration", self.duration, "a time above 0 in seconds, or None")
         cores = os.cpu_count() or 1
-        if self.threads > cores:  # torch crashes when it cannot start as many as it is told
-            raise ConfigError("threads", self.threads, f"at most {cores}, the cores of this machine")
+        if self.num_threads is not None and self.num_threads > cores:  # torch would crash
+            raise ConfigError("num_threads", self.num_threads, f"at most {cores}, the cores of this machine")
+        if self.num_envs is not None:
+            if self.num_envs % self.workers:
+                raise ConfigError("num_envs", self.num_envs, f"a multiple of workers, {self.workers}")
+            object.__setattr__(self, "envs_per_worker", self.num_envs // self.workers)
         if not 0 <= self.seed < 1 << 63:
             raise ConfigError("seed", self.seed, "a whole number from 0 to 2**63-1")
         if not is_json(self.env_kwargs):
@@ -77,9 +94,37 @@ class Options:
         }
 
     @property
+    def streams(self) -> bool:
+        """Whether workers step while the learner computes."""
+        return False
+
+    @property
     def agent_options(self) -> dict[str, Any]:
         """Keyword arguments of the algorithm's agent, other than its spaces."""
         return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(Options):
+    """Beside the options of `Options`, those of the network of an actor and a critic."""
+
+    network: NetworkName = "auto"
+    """"mlp", which flattens observations; "nature" or "impala" (a ResNet), for images; "auto": the ResNet for
+    images of three colours, the Nature CNN for others, else the MLP."""
+    hidden: tuple[int, ...] | None = None
+    """Widths of the hidden layers; of image networks, of those after the convolutions. None: 64 64 of the
+    MLP, 512 of nature, 256 of impala."""
+    precision: Precision = "auto"
+    """Of the arithmetic of image networks, of workers too: "float32", "bfloat16", or "auto": bfloat16 where
+    the learner's processor has instructions for it. Weights are float32."""
+    normalize_obs: bool = True
+    """Normalise observations by running statistics; images are divided by 255 instead."""
+
+    @property
+    def agent_options(self) -> dict[str, Any]:
+        """Keyword arguments of the agent, other than its spaces."""
+        names = ("network", "hidden", "precision", "normalize_obs")
+        return {name: getattr(self, name) for name in names}
 
 
 def check(
@@ -90,7 +135,9 @@ def check(
     positive: Sequence[str] = (),
     finite: Sequence[str] = (),
 ) -> None:
-    """The options named hold numbers from 1, from 0 to 1, above 0, and finite ones; tuples: all of them do.
+    """The options named hold numbers from 1, from 0 to 1, above 0, and finite ones, or None.
+
+    Of tuples all numbers do.
 
     Raises:
         ConfigError: if one does not.
@@ -103,6 +150,8 @@ def check(
     ):
         for name in names:
             value = getattr(config, name)
+            if value is None:
+                continue
             if isinstance(value, tuple):
                 expected = expected.removeprefix("a ").replace("number", "numbers")
             if not all(map(holds, value if isinstance(value, tuple) else (value,))):

@@ -1,53 +1,75 @@
-"""Draw the learning curves of runs: `clusterenv plot`."""
+"""Draw the curves of runs: `clusterenv plot`."""
 
 from __future__ import annotations
 
-import json
+import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
+import numpy as np
 import tyro
-import yaml
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from clusterenv.errors import ConfigError
-from clusterenv.learners.runs import CONFIG_FILE, METRICS_FILE
+from clusterenv.learners.reading import RunRecord, read_runs
+
+DEFAULT_METRICS = ("episode_return", "syncs")
+LABELS = {
+    "steps": "environment steps",
+    "seconds": "seconds",
+    "episode_return": "mean return, last 100 episodes",
+    "syncs": "weight syncs of all workers\n(dotted: one at each update)",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotConfig:
-    """Draw return and weight syncs against environment steps."""
+    """Draw metrics of runs against environment steps, a panel for each metric and a line for each run."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of runs."""
     out: Path = Path("curves.png")
     """File to write; its ending chooses the format."""
+    metrics: tuple[str, ...] = DEFAULT_METRICS
+    """What to draw: names in the runs' metrics.jsonl, such as steps_per_s or entropy."""
+    against: Literal["steps", "seconds"] = "steps"
+    """What to draw it against."""
 
 
-def plot(runs: Sequence[Path], out: Path) -> None:
-    """Write a figure with a line for each run: above the mean return, below the weight syncs.
+def plot(
+    runs: Sequence[RunRecord],
+    out: Path,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    against: Literal["steps", "seconds"] = "steps",
+) -> None:
+    """Write a figure with a panel for each metric and a line for each run that has it.
 
     Raises:
-        ConfigError: if a folder holds no metrics, or `out` cannot be written in the format of its ending.
+        ConfigError: if no run has a metric, or `out` cannot be written in the format of its ending.
     """
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    returns, syncs = figure.subplots(2, sharex=True)
-    for folder in runs:
-        rows, config = read_run(folder)
-        steps = [row["steps"] for row in rows]
-        line = returns.plot(steps, [row["episode_return"] for row in rows], label=folder.name)[0]
-        syncs.plot(steps, [row["syncs"] for row in rows], color=line.get_color())
-        each_update = [row["updates"] * config["workers"] for row in rows]
-        syncs.plot(steps, each_update, color=line.get_color(), linestyle=":", linewidth=1)
-    returns.set_ylabel("mean return, last 100 episodes")
-    returns.legend(fontsize="small")
-    syncs.set_ylabel("weight syncs of all workers\n(dotted: one at each update)")
-    syncs.set_xlabel("environment steps")
-    for axes in (returns, syncs):
+    figure = Figure(figsize=(8, 0.5 + 3.2 * len(metrics)), layout="constrained")
+    panels = figure.subplots(len(metrics), sharex=True, squeeze=False)[:, 0]
+    for name, axes in zip(metrics, panels, strict=True):
+        _check_metric(name, runs)
+        for number, run in enumerate(runs):
+            _line(axes, run, name, against, color=f"C{number % 10}")
+        axes.set_ylabel(LABELS.get(name, name))
         axes.grid(alpha=0.3)
+    panels[0].legend(fontsize="small")
+    panels[-1].set_xlabel(LABELS[against])
+    write_figure(figure, out)
+
+
+def write_figure(figure: Figure, out: Path) -> None:
+    """The figure is in the file `out`, in the format of its ending.
+
+    Raises:
+        ConfigError: if that cannot be.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)
@@ -57,37 +79,29 @@ def plot(runs: Sequence[Path], out: Path) -> None:
         raise ConfigError("out", str(out), "a file name that ends in .png, .pdf or .svg") from error
 
 
-def read_run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The metrics of a run, one dict for each update, and its configuration.
+def _check_metric(name: str, runs: Sequence[RunRecord]) -> None:
+    items = [item for run in runs for row in run.rows for item in row.items()]
+    numbers = {key for key, value in items if not isinstance(value, list | dict)}
+    if name not in numbers:
+        near = difflib.get_close_matches(name, numbers, n=1)
+        hint = f"such as {near[0]!r}" if near else f"one of {', '.join(sorted(numbers))}"
+        raise ConfigError("metrics", name, f"a metric of the runs, {hint}")
 
-    A last line that a killed run has not finished is left out.
 
-    Raises:
-        ConfigError: if the folder holds no run, or one without an update.
-    """
-    try:
-        lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-        config = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError("run", str(folder), "the folder of a run") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines):
-                expected = f"a run whose {METRICS_FILE} is JSON in line {number}"
-                raise ConfigError("run", str(folder), expected) from error
-    if not rows:
-        raise ConfigError("run", str(folder), "a run with at least one update")
-    return rows, config
+def _line(axes: Axes, run: RunRecord, name: str, against: str, color: str) -> None:
+    at = run.column(against)
+    axes.plot(at, run.column(name), color=color, label=run.name)
+    if name == "syncs":
+        each_update = run.column("updates") * run.config.get("workers", np.nan)
+        axes.plot(at, each_update, color=color, linestyle=":", linewidth=1)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; the exit status."""
     config = tyro.cli(PlotConfig, prog="clusterenv plot", args=list(argv))
-    if not config.runs:
-        raise ConfigError("runs", [], "at least one folder of a run")
-    plot(config.runs, config.out)
+    runs, problems = read_runs(config.runs)
+    for problem in problems:
+        sys.stderr.write(f"clusterenv: {problem}\n")
+    plot(runs, config.out, config.metrics, config.against)
     sys.stdout.write(f"wrote {config.out}\n")
     return 0

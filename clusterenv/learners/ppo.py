@@ -19,24 +19,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from clusterenv import LocalConfig, Rollout, SlurmConfig
 from clusterenv.errors import ConfigError
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
-from clusterenv.learners.options import Options, check
+from clusterenv.learners.options import NetworkOptions, check
 from clusterenv.learners.returns import generalized_advantage
 from clusterenv.learners.runs import Summary
-from clusterenv.learners.training import launched, mean_of, shuffled, training
+from clusterenv.learners.training import explained_variance, launched, mean_of, shuffled, training
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(Options):
+class PPOConfig(NetworkOptions):
     """Train an agent with PPO. The defaults shown are those of the environment named by --env-id."""
 
     num_steps: int = 64
@@ -48,15 +48,17 @@ class PPOConfig(Options):
     epochs: int = 6
     """Passes over each rollout."""
     num_minibatches: int = 4
-    """Minibatches of each pass."""
+    """Minibatches of each pass, unless batch_size is given."""
+    batch_size: int | None = None
+    """Rows of a minibatch, or somewhat fewer so that all are of nearly one size; none: num_minibatches."""
     gamma: float = 0.99
     """Discount."""
     gae_lambda: float = 0.95
     """Lambda of GAE: 0 trusts the critic, 1 the returns."""
     clip_coef: float = 0.2
     """Epsilon of the clip around the learner's policy."""
-    clip_value_loss: bool = False
-    """Clip the change of the values by epsilon too."""
+    clip_value: float | None = None
+    """Clip the change of the values by this; none: they are not clipped."""
     normalize_advantages: bool = True
     """Give the advantages of each minibatch mean 0 and deviation 1."""
     value_coef: float = 0.5
@@ -71,30 +73,21 @@ class PPOConfig(Options):
     """Bound of pi_prox / mu, the weight of rows that a stale policy collected."""
     clip_around: Literal["target", "behaviour"] = "target"
     """"target": clip around pi_prox, as above; "behaviour", for comparison: around mu, as stock PPO does."""
-    normalize_obs: bool = True
-    """Normalise observations by running statistics."""
     scale_rewards: bool = True
     """Divide rewards by the running deviation of the discounted return."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of the policy and of the value network."""
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
         super().__post_init__()
         check(
             self,
-            whole=("num_steps", "epochs", "num_minibatches", "hidden"),
+            whole=("num_steps", "epochs", "num_minibatches", "batch_size", "hidden"),
             fraction=("gamma", "gae_lambda"),
-            positive=("learning_rate", "clip_coef", "max_grad_norm", "max_behaviour_weight"),
+            positive=("learning_rate", "clip_coef", "clip_value", "max_grad_norm", "max_behaviour_weight"),
             finite=("learning_rate", "value_coef", "entropy_coef"),
         )
         if self.target_kl is not None and not self.target_kl >= 0:
             raise ConfigError("target_kl", self.target_kl, "a number from 0, or None")
-
-    @property
-    def agent_options(self) -> dict[str, Any]:
-        """Keyword arguments of the agent, other than its spaces."""
-        return {"hidden": self.hidden, "normalize_obs": self.normalize_obs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +116,8 @@ def make_samples(
     The workers' own values are not used: while the policy drifts slowly their critic can be many updates old.
     """
     data = rollout.torch()
-    features = agent.features(data.obs)  # [T, N, D]
-    values = agent.state_value(features)
+    features = agent.features(data.obs)  # [T, N, D], or images
+    outputs, values = agent.outputs_and_values(features)  # [T, N, P], [T, N]
     rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
     gae = generalized_advantage(
         rewards,
@@ -143,14 +136,15 @@ def make_samples(
     behaviour_log_probs = data.log_probs[valid]
     prox_log_probs = behaviour_log_probs
     if config.clip_around == "target":
-        prox_log_probs = agent.policy(features).log_prob(actions)
+        prox_log_probs = agent.as_policy(outputs[valid]).log_prob(actions)
     weights = (prox_log_probs - behaviour_log_probs).exp().clamp(max=config.max_behaviour_weight)
     return Samples(features, actions, prox_log_probs, weights, values, advantages, values + advantages)
 
 
 def ppo_loss(agent: Agent, samples: Samples, config: PPOConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss over one minibatch, and what to log of it."""
-    distribution = agent.policy(samples.features)
+    outputs, values = agent.outputs_and_values(samples.features)
+    distribution = agent.as_policy(outputs)
     log_ratios = distribution.log_prob(samples.actions) - samples.prox_log_probs
     ratios = log_ratios.exp()
     advantages = samples.advantages
@@ -160,10 +154,9 @@ def ppo_loss(agent: Agent, samples: Samples, config: PPOConfig) -> tuple[Tensor,
     surrogate = torch.min(ratios * advantages, clipped * advantages)
     policy_loss = -(samples.behaviour_weights * surrogate).mean()
 
-    values = agent.state_value(samples.features)
     errors = (values - samples.returns) ** 2
-    if config.clip_value_loss:
-        change = (values - samples.values).clamp(-config.clip_coef, config.clip_coef)
+    if config.clip_value is not None:
+        change = (values - samples.values).clamp(-config.clip_value, config.clip_value)
         errors = torch.max(errors, (samples.values + change - samples.returns) ** 2)
     value_loss = 0.5 * errors.mean()
 
@@ -190,7 +183,7 @@ def update(
     means: dict[str, float] = {}
     for _ in range(config.epochs):
         logs = []
-        for minibatch in shuffled(samples, config.num_minibatches, generator):
+        for minibatch in shuffled(samples, config.num_minibatches, generator, config.batch_size):
             loss, log = ppo_loss(agent, minibatch, config)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
@@ -200,9 +193,8 @@ def update(
         means = mean_of(logs)
         if config.target_kl is not None and means["kl_k3"] > config.target_kl:
             break
-    unexplained = (samples.returns - samples.values).var(correction=0)
     return means | {
-        "explained_variance": float(1 - unexplained / (samples.returns.var(correction=0) + 1e-8)),
+        "explained_variance": float(explained_variance(samples.values, samples.returns)),
         "behaviour_weight": float(samples.behaviour_weights.mean()),
     }
 
@@ -216,13 +208,13 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("ppo", config, launcher) as (env, folder):
+    with launched("ppo", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
         parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
-        with training("ppo", config, folder, parts, acting=agent) as run:
+        with training("ppo", config, place, parts, acting=agent) as run:
             env.reset(seed=run.reset_seed)
             while run.goes_on:
                 if config.anneal_lr:
@@ -239,5 +231,5 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
 
 
 def parse(argv: Sequence[str]) -> tuple[PPOConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("ppo", PPOConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("ppo", PPOConfig, argv)

@@ -5,24 +5,36 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from datetime import datetime
-from itertools import zip_longest
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
-from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.errors import ClusterEnvError
 from clusterenv.learners.board import Board
 from clusterenv.learners.checkpoints import Checkpoint, remove_unfinished
 from clusterenv.learners.progress import ProgressLine, bytes_text, short_number
+from clusterenv.learners.resources import Resources
+from clusterenv.learners.results import FORMAT, WINDOW, Returns
 from clusterenv.learners.resuming import RESUME_FILE
+from clusterenv.learners.run_folder import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    METRICS_FILE,
+    RESULTS_FILE,
+    SUMMARY_FILE,
+    as_config_error,
+    keep_lines_until,
+    make_folder,
+)
+from clusterenv.learners.sync_counts import added
+from clusterenv.machine import machine_facts
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,13 +42,7 @@ if TYPE_CHECKING:
     from clusterenv.rollout import Rollout
 
 SHOWN_OF_WORKERS = ("kl", "kl_threshold", "checks", "syncs_by_reason")
-WINDOW = 100
-"""Episodes behind the mean return that is shown, logged and compared with a goal."""
 CHECKPOINT_INTERVAL_S = 30.0
-CONFIG_FILE = "config.yaml"
-METRICS_FILE = "metrics.jsonl"
-CHECKPOINT_FILE = "checkpoint.pt"
-SUMMARY_FILE = "summary.json"
 
 
 class RunFolderError(ClusterEnvError, OSError):
@@ -92,6 +98,8 @@ class Run:
         total_steps: int,
         weight_bytes: int,
         checkpoint_every: int | None = None,
+        log_interval: int = 1,
+        launcher: Mapping[str, Any] | None = None,
         resume: bool = False,
     ) -> None:
         """Make the folder, write the configuration into it and start the clock.
@@ -103,6 +111,8 @@ class Run:
             total_steps: environment steps that the run is to make.
             weight_bytes: of one copy of what workers act with.
             checkpoint_every: environment steps between two milestones; none: there are none.
+            log_interval: updates between two lines of the metrics.
+            launcher: where the workers run, as a configuration file says it; none: nothing is said.
             resume: the folder holds the run, and `load_state_dict` comes next.
 
         Raises:
@@ -113,14 +123,22 @@ class Run:
         self.steps = self.updates = self.episodes = 0
         self._total_steps = total_steps
         self._weight_bytes = weight_bytes
-        self._returns: deque[float] = deque(maxlen=WINDOW)
-        self._lengths: deque[int] = deque(maxlen=WINDOW)
+        self._log_interval = log_interval
+        self._returns = Returns()
+        self._resources = Resources()
+        self._machine = machine_facts()
+        self._began = datetime.now(UTC)
+        self.ended = "steps"
+        """Why the run ends, if nothing interrupts it: "steps", "duration" or "return"."""
+        self._unwritten: Callable[[], None] = _nothing
         self._checkpoint_every = checkpoint_every
         self._milestones = 0
         self._stats: Mapping[str, Any] = {"workers": [], "weight_bytes_sent": 0, "check_bytes_sent": 0}
+        self._workers: list[Mapping[str, Any]] = []
         self._earlier = self._stats  # what was sent before the run was resumed
-        text = yaml.safe_dump({"algorithm": algorithm, **plain(config)}, sort_keys=False)
-        with _as_config_error(folder):
+        self._config = {"algorithm": algorithm, **repeatable(config), **(launcher or {})}
+        with as_config_error(folder):
+            text = yaml.safe_dump(self._config, sort_keys=False)
             (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
             self._board = Board(folder)
             mode = "a" if resume else "w"
@@ -134,19 +152,22 @@ class Run:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Close every file, then write and show the summary.
+        """Close every file, then write the results, and write and show the summary.
 
         Raises:
             RunFolderError: the first of what cannot be written, once all has been tried.
         """
         self._progress.close()
         summary = self.summary()
-        text = json.dumps(dataclasses.asdict(summary), indent=2)
+        if error is not None:
+            self.ended = "interrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__
         failures = []
         for name, close in (
+            (METRICS_FILE, self._write_newest),
             (METRICS_FILE, self._metrics.close),
             (self._board.path.name, self._board.close),
-            (SUMMARY_FILE, lambda: (self.folder / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")),
+            (SUMMARY_FILE, lambda: self._write(SUMMARY_FILE, dataclasses.asdict(summary))),
+            (RESULTS_FILE, lambda: self._write(RESULTS_FILE, self.results())),
         ):
             try:
                 with self._writing(name):
@@ -160,28 +181,49 @@ class Run:
     @property
     def episode_return(self) -> float | None:
         """Mean return of the last episodes; None before the first has ended."""
-        return float(np.mean(self._returns)) if self._returns else None
+        return self._returns.mean
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without the time between an interruption and its resumption."""
+        return time.monotonic() - self._started
 
     def reached(self, goal: float | None) -> bool:
         """Whether a full window of episodes has a mean return of `goal` or above; never without a goal."""
-        return goal is not None and len(self._returns) == WINDOW and float(np.mean(self._returns)) >= goal
+        mean = self._returns.mean
+        return goal is not None and len(self._returns.last) == WINDOW and mean is not None and mean >= goal
 
     def log(self, rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[str, float]) -> None:
         """Count one update made with `rollout`, and write and show what is known after it."""
         self.steps += int(rollout.valid.sum())
         self.updates += 1
         self.episodes += len(rollout.episodes)
-        self._returns.extend(episode.episode_return for episode in rollout.episodes)
-        self._lengths.extend(episode.length for episode in rollout.episodes)
-        self._stats = _added(self._earlier, stats)
-        collected = self._collected(rollout)
+        self._returns.take(
+            (episode.episode_return for episode in rollout.episodes),
+            (episode.length for episode in rollout.episodes),
+        )
+        self._stats = added(self._earlier, stats)
+        self._workers = stats["workers"]
+        collected = self._collected(rollout) | self._resources.row(stats)
+        self._progress.show(self._line(collected))
+        self._unwritten = lambda: self._write_line(collected, self._by_worker(rollout), losses)
+        if self.updates % self._log_interval == 0:
+            self._write_newest()
+
+    def _write_newest(self) -> None:
+        """Write what is known of the newest update, if that was not done."""
+        write, self._unwritten = self._unwritten, _nothing
+        write()
+
+    def _write_line(
+        self, collected: Mapping[str, Any], by_worker: Mapping[str, Any], losses: Mapping[str, float]
+    ) -> None:
         with self._writing(METRICS_FILE):
-            row = collected | self._by_worker(rollout) | dict(losses)
+            row = {**collected, **by_worker, **losses}
             self._metrics.write(json.dumps(_finite(row), allow_nan=False) + "\n")
         curves = {f"run/{name}": value for name, value in collected.items() if value is not None}
         with self._writing(self._board.path.name):
             self._board.add(curves | {f"loss/{name}": value for name, value in losses.items()}, self.steps)
-        self._progress.show(self._line(collected))
 
     def checkpoint_is_due(self) -> bool:
         """Whether the last checkpoint is some time ago."""
@@ -211,17 +253,17 @@ class Run:
             "steps": self.steps,
             "updates": self.updates,
             "episodes": self.episodes,
-            "returns": list(self._returns),
-            "lengths": list(self._lengths),
+            "returns": self._returns.state_dict(),
+            "used": self._resources.totals(),
             "seconds": self._logged - self._started,
-            "stats": _added(self._stats, {"workers": []}),
+            "stats": added(self._stats, {"workers": []}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave: what the folder tells of later steps is taken back."""
         self.steps, self.updates, self.episodes = (state[name] for name in ("steps", "updates", "episodes"))
-        self._returns.extend(state["returns"])
-        self._lengths.extend(state["lengths"])
+        self._returns.load_state_dict(state["returns"])
+        self._resources.go_on_from(state["used"])
         self._milestones = self.steps // (self._checkpoint_every or 1)
         self._stats = self._earlier = state["stats"]
         now = time.monotonic()
@@ -230,7 +272,7 @@ class Run:
         with self._writing(METRICS_FILE):
             self._metrics.close()
             remove_unfinished(self.folder)
-            _keep_lines_until(self.folder / METRICS_FILE, self.steps)
+            keep_lines_until(self.folder / METRICS_FILE, self.steps)
             self._metrics = (self.folder / METRICS_FILE).open("a", encoding="utf-8", buffering=1)
         with self._writing(self._board.path.name):
             self._board.go_on_from(self.steps)
@@ -259,6 +301,33 @@ class Run:
             broadcast_bytes=self._broadcast_bytes(),
         )
 
+    def results(self) -> dict[str, Any]:
+        """What the run came to, up to its last update, as `benchmark_metrics.json` has it."""
+        summary = self.summary()
+        names = ("rank", "host", "steps", "restarts", "memory_bytes")
+        return {
+            "format": FORMAT,
+            "algorithm": self._config["algorithm"],
+            "env_id": self._config["env_id"],
+            "seed": self._config["seed"],
+            "began": self._began.isoformat(timespec="seconds"),
+            "ended": self.ended,
+            "seconds": summary.seconds,
+            "steps": self.steps,
+            "updates": self.updates,
+            "episodes": self.episodes,
+            "steps_per_s": summary.steps_per_s,
+            "steps_per_hour": 3600 * summary.steps_per_s,
+            **self._returns.summary(),
+            **self._resources.totals(),
+            "workers": [{name: worker.get(name) for name in names} for worker in self._workers],
+            "config": self._config,
+            "machine": self._machine,
+        }
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        (self.folder / name).write_text(json.dumps(_finite(content), indent=2) + "\n", encoding="utf-8")
+
     def _collected(self, rollout: Rollout) -> dict[str, Any]:
         now = self._logged = time.monotonic()
         self._rates.append((now, self.steps))
@@ -270,7 +339,7 @@ class Run:
             "steps_per_s": (self.steps - steps_then) / max(now - then, 1e-9),
             "episodes": self.episodes,
             "episode_return": self.episode_return,
-            "episode_length": float(np.mean(self._lengths)) if self._lengths else None,
+            "episode_length": self._returns.mean_length,
             "kl": max((float(kl) for kl in rollout.kl if math.isfinite(kl)), default=None),
             "policy_lag": float(rollout.policy_lag.mean()),
             "syncs": sum(worker["sync_count"] for worker in self._stats["workers"]),
@@ -304,52 +373,9 @@ class Run:
         )
 
 
-def make_folder(folder: Path, *, resume: bool = False) -> None:
-    """`folder` is there and ready for a run, which is better known before workers are waited for.
-
-    Raises:
-        ConfigError: if it holds a run already that is not to `resume`, cannot be made, or takes no files.
-    """
-    with _as_config_error(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / METRICS_FILE).exists() and not resume:
-            raise ConfigError("run_dir", str(folder), "a folder without a run in it")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError("run_dir", str(folder), "a folder in which files can be written")
-
-
-@contextmanager
-def ready_folder(folder: Path, *, resume: bool = False) -> Iterator[None]:
-    """`folder` is there, as `make_folder` makes it; if the block fails, no empty one is left.
-
-    Raises:
-        ConfigError: as `make_folder`.
-    """
-    with _as_config_error(folder):
-        made = not folder.exists()
-    make_folder(folder, resume=resume)
-    try:
-        yield
-    except BaseException:
-        if made:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
-
-
-@contextmanager
-def _as_config_error(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        expected = f"a folder that can be made and written ({error.strerror})"
-        raise ConfigError("run_dir", str(folder), expected) from error
-
-
-def default_folder(algorithm: str, env_id: str, seed: int) -> Path:
-    """A folder for a run that was given none: below runs/, named by what is run and when."""
-    name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in env_id)
-    return Path("runs", f"{name}-{algorithm}-seed{seed}-{datetime.now().astimezone():%Y%m%d-%H%M%S}")
+def repeatable(config: DataclassInstance) -> dict[str, Any]:
+    """The options of a run with which another can be made: without those that name the folder of this one."""
+    return {name: value for name, value in plain(config).items() if name not in ("run_dir", "resume")}
 
 
 def plain(config: DataclassInstance) -> dict[str, Any]:
@@ -359,36 +385,16 @@ def plain(config: DataclassInstance) -> dict[str, Any]:
     return values | {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
 
 
-def _added(earlier: Mapping[str, Any], stats: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of `ClusterEnv.stats()`, with what was there before the run was resumed."""
-    names = ("weight_bytes_sent", "check_bytes_sent")
-    workers = []
-    nothing: dict[str, Any] = {}
-    for worker, before in zip_longest(stats["workers"], earlier["workers"], fillvalue=nothing):
-        reasons = Counter(before.get("syncs_by_reason", {}))
-        reasons.update(worker.get("syncs_by_reason", {}))
-        checks = before.get("checks", 0) + worker.get("checks", 0)
-        counts = {"sync_count": reasons.total(), "syncs_by_reason": dict(reasons), "checks": checks}
-        newest = {name: float((worker or before).get(name, 0.0)) for name in ("kl", "kl_threshold")}
-        workers.append(counts | newest)
-    return {"workers": workers} | {name: earlier.get(name, 0) + stats.get(name, 0) for name in names}
-
-
-def _keep_lines_until(path: Path, steps: int) -> None:
-    """The metrics at `path` tell of no update after `steps`; half a line at the end is no line."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):
-            if json.loads(line)["steps"] <= steps:
-                kept.append(f"{line}\n")
-    shorter = path.with_name(f".{path.name}.shorter")
-    shorter.write_text("".join(kept), encoding="utf-8")
-    shorter.replace(path)
+def _nothing() -> None:
+    """All is written."""
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics as JSON holds them: None for numbers that are not finite."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
+
+    def held(value: Any) -> Any:  # noqa: ANN401 - of any type
+        if isinstance(value, Mapping):
+            return _finite(value)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {name: held(value) for name, value in values.items()}

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from clusterenv import LocalConfig, SlurmConfig
 from clusterenv.errors import ConfigError, SpaceError
-from clusterenv.learners import defaults
+from clusterenv.learners import command_line
 from clusterenv.learners.networks import Obs, feature_size, flatten, mlp
 from clusterenv.learners.options import Options, check
 from clusterenv.learners.replay import Replay, Rows
@@ -251,7 +251,7 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         config: the options of the algorithm.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    with launched("sac", config, launcher) as (env, folder):
+    with launched("sac", config, launcher) as (env, place):
         spaces = env.single_observation_space, env.single_action_space
         agent = Agent(*spaces, **config.agent_options)
         learner = Learner(agent, config)
@@ -259,7 +259,7 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         sampling = np.random.default_rng(config.seed)
         with (
             Replay(config.replay_capacity, transition_dtype(*spaces), config.replay_file) as replay,
-            training("sac", config, folder, learner.parts, acting=agent) as run,
+            training("sac", config, place, learner.parts, acting=agent) as run,
         ):
             env.reset(seed=run.reset_seed)
             owed = 0.0  # transitions to learn from
@@ -281,5 +281,5 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
 
 
 def parse(argv: Sequence[str]) -> tuple[SACConfig, LocalConfig | SlurmConfig]:
-    """The options of a command line, over the defaults of its environment, and where the workers run."""
-    return defaults.parse("sac", SACConfig, argv)
+    """The options of a command line, over those of its file and its environment; where the workers run."""
+    return command_line.parse("sac", SACConfig, argv)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,9 +14,14 @@ from torch import Tensor, nn
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.learners import interrupts
 from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.heads import heading, succeed
+from clusterenv.learners.image_networks import network_for
+from clusterenv.learners.launching import described
 from clusterenv.learners.options import Options
 from clusterenv.learners.resuming import GlobalGenerators, milestone, reset_seed, restore, state_of
-from clusterenv.learners.runs import Run, Summary, default_folder, plain, ready_folder
+from clusterenv.learners.run_folder import Place, default_folder, ready_folder
+from clusterenv.learners.runs import Run, Summary, plain
+from clusterenv.learners.threads import available_cores, learner_threads
 
 SamplesT = TypeVar("SamplesT", bound=Any)  # a dataclass of tensors
 
@@ -24,8 +29,8 @@ SamplesT = TypeVar("SamplesT", bound=Any)  # a dataclass of tensors
 @contextmanager
 def launched(
     algorithm: str, config: Options, launcher: LocalConfig | SlurmConfig | None
-) -> Iterator[tuple[ClusterEnv, Path]]:
-    """Environments whose workers are up, and the folder for the run; torch is seeded.
+) -> Iterator[tuple[ClusterEnv, Place]]:
+    """Environments whose workers are up, and the place of the run; torch is seeded.
 
     Args:
         algorithm: names the folder, if `config` does not.
@@ -33,15 +38,28 @@ def launched(
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
     launcher = launcher or LocalConfig(nodes=config.workers, serial=config.serial)
-    torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     folder = config.resume or config.run_dir or default_folder(algorithm, config.env_id, config.seed)
     if config.resume is not None:
         milestone(config.resume, algorithm)
     with ClusterEnv(config.env_options, launcher) as env:
-        with ready_folder(folder, resume=config.resume is not None):
+        with ready_folder(folder, resume=config.resume is not None), ExitStack() as ends:
+            succeed(folder)
+            ends.enter_context(heading(folder))
             env.launch()
-        yield env, folder
+            until_the_end = ends.pop_all()
+        with until_the_end:
+            torch.set_num_threads(config.num_threads or _threads(config, env, launcher))
+            yield env, Place(folder, launcher)
+
+
+def _threads(config: Options, env: ClusterEnv, launcher: LocalConfig | SlurmConfig) -> int:
+    network = config.agent_options.get("network", "mlp")
+    return learner_threads(
+        large=network_for(network, env.single_observation_space) != "mlp",
+        beside_workers=config.streams and isinstance(launcher, LocalConfig),
+        cores=available_cores(),
+    )
 
 
 class Training:
@@ -58,9 +76,15 @@ class Training:
 
     @property
     def goes_on(self) -> bool:
-        """Whether neither the steps nor the return asked for have been reached."""
+        """Whether neither the steps, nor the duration, nor the return asked for have been reached."""
         run, config = self._run, self._config
-        return run.steps < config.total_steps and not run.reached(config.stop_at_return)
+        if run.reached(config.stop_at_return):
+            run.ended = "return"
+        elif config.duration is not None and run.seconds >= config.duration:
+            run.ended = "duration"
+        elif run.steps < config.total_steps:
+            return True
+        return False
 
     @property
     def steps(self) -> int:
@@ -74,8 +98,11 @@ class Training:
 
     @property
     def remaining(self) -> float:
-        """What is left of the run, from 1 to 0."""
-        return max(0.0, 1 - self._run.steps / self._config.total_steps)
+        """What is left of the run, of its steps or of its duration if that is less, from 1 to 0."""
+        done = self._run.steps / self._config.total_steps
+        if self._config.duration is not None:
+            done = max(done, self._run.seconds / self._config.duration)
+        return max(0.0, 1 - done)
 
     @property
     def reset_seed(self) -> int:
@@ -119,24 +146,26 @@ class Training:
 
 @contextmanager
 def training(
-    algorithm: str, config: Options, folder: Path, parts: Mapping[str, Any], *, acting: nn.Module
+    algorithm: str, config: Options, place: Place, parts: Mapping[str, Any], *, acting: nn.Module
 ) -> Iterator[Training]:
-    """A run in `folder`, begun or gone on with; however it ends, its agent is saved.
+    """A run at `place`, begun or gone on with; however it ends, its agent is saved.
 
     Args:
         algorithm: its name on the command line.
         config: every option.
-        folder: for the run's files.
+        place: that `launched` gave.
         parts: all that the run changes, as `resuming.Parts`; "agent" and "optimizer" among them. None: none.
         acting: what workers act with.
     """
     with Run(
         algorithm,
         config,
-        folder,
+        place.folder,
         total_steps=config.total_steps,
         weight_bytes=sum(tensor.nbytes for tensor in acting.state_dict().values()),
         checkpoint_every=config.checkpoint_every,
+        log_interval=config.log_interval,
+        launcher=described(place.launcher),
         resume=config.resume is not None,
     ) as run:
         present = {name: part for name, part in parts.items() if part is not None}
@@ -154,15 +183,27 @@ def follow(target: nn.Module, source: nn.Module, rate: float) -> None:
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), rate)
 
 
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """The share of the variance of returns [n] that the values [n] of the critic explain: 1 is all of it."""
+    return 1 - (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-8)
+
+
 def mean_of(logs: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """The means of what was logged at each of some steps of the optimiser."""
     return {name: float(torch.stack([log[name] for log in logs]).mean()) for name in logs[0]} if logs else {}
 
 
-def shuffled(samples: SamplesT, num_minibatches: int, generator: torch.Generator) -> list[SamplesT]:
-    """All rows of a dataclass of tensors [rows, ...] in a new order, in minibatches of nearly one size."""
+def shuffled(
+    samples: SamplesT, num_minibatches: int, generator: torch.Generator, batch_size: int | None = None
+) -> list[SamplesT]:
+    """All rows of a dataclass of tensors [rows, ...] in a new order, in minibatches of nearly one size.
+
+    There are as many as rows of at most `batch_size` need, if that is given.
+    """
     columns = [getattr(samples, item.name) for item in dataclasses.fields(samples)]
     order = torch.randperm(len(columns[0]), generator=generator)
+    if batch_size is not None:
+        num_minibatches = math.ceil(len(order) / batch_size)
     return [
         type(samples)(*(column[rows] for column in columns))
         for rows in order.tensor_split(min(num_minibatches, len(order)))

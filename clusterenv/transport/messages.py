@@ -57,18 +57,32 @@ class Ack(Message, frozen=True, kw_only=True):
     """The command with this message's sequence number was carried out and has no other answer."""
 
 
-class ResetReply(Message, frozen=True, kw_only=True):
+class Rebuilt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+    """One environment that raised and was built anew, and its error in one line."""
+
+    env_id: Count
+    error: Word
+
+
+RebuiltEnvs = Annotated[list[Rebuilt], Meta(max_length=1 << 20)]
+
+
+class ResetReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to ResetCommand. Frames: ResetBatch.frames()."""
 
     infos: Blocks
+    rebuilt: RebuiltEnvs = []
+    ended: Counts = []
 
 
-class StepReply(Message, frozen=True, kw_only=True):
-    """Answer to StepCommand. Frames: StepBatch.frames(), of the k rows that stepped."""
+class StepReply(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to StepCommand. Frames: StepBatch.frames(), of the k rows that stepped, but those `lost`."""
 
     num_final: Count
     infos: Blocks
     final_infos: Blocks
+    rebuilt: RebuiltEnvs = []
+    lost: Counts = []
 
 
 class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +97,7 @@ class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kl_threshold: float
 
 
-class ActReply(Message, frozen=True, kw_only=True):
+class ActReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Answer to ActCommand. Frames: ActBatch.frames(). `sample` is 0 if no later check needs this step."""
 
     policy: PolicyInfo
@@ -91,6 +105,8 @@ class ActReply(Message, frozen=True, kw_only=True):
     num_final: Count
     infos: Blocks
     final_infos: Blocks
+    rebuilt: RebuiltEnvs = []
+    lost: Counts = []
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
@@ -113,6 +129,7 @@ class FragmentReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     family: Word | None
     family_sizes: Counts
     has_versions: bool = False
+    rebuilt: RebuiltEnvs = []
 
 
 class PullRequest(Message, frozen=True, kw_only=True):
@@ -141,6 +158,13 @@ class StreamEnded(Message, frozen=True, kw_only=True):
     """Last answer to StreamCommand, after StopStream. Frames: present observation leaves [n, ...]."""
 
     abandoned: Count
+
+
+class Used(Message, frozen=True, kw_only=True):
+    """Now and then: what the worker and all processes that it has started use."""
+
+    cpu_s: float
+    memory_bytes: Count
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
@@ -177,6 +201,7 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     setup_timeout_s: float
     step_timeout_s: float
     backend: Word | None = None
+    env_rebuilds: Count = 0
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -313,6 +338,7 @@ KINDS: dict[int, type[Message]] = {
     11: Goodbye,
     12: CallReply,
     13: StreamEnded,
+    14: Used,
     32: Welcome,
     33: Refused,
     34: HeartbeatAck,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clusterenv.benchmark.report import Report, Spread, machine_facts
+from clusterenv.benchmark.report import Report, Spread
 
 REPORT = Report(
     title="CartPole-v1: 2 x 32",
@@ -49,10 +49,3 @@ def test_file_holds_the_samples_spreads_ratios_and_the_machine(tmp_path: Path) -
     }
     assert written["ratios"] == {"clusterenv / hand_written": {"median": 1.3, "min": 1.0, "max": 1.5}}
     assert (written["settings"], written["machine"]["torch"]) == ({"workers": 2}, "2.13.0")
-
-
-def test_machine_facts_name_the_processor_and_the_versions() -> None:
-    facts = machine_facts()
-    assert {"processor", "cores granted", "load before", "python", "clusterenv", "gymnasium"} <= facts.keys()
-    assert facts["cores granted"] >= 1
-    assert all(value not in (None, "") for value in facts.values())

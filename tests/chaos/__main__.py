@@ -28,12 +28,9 @@ def main() -> int:
     if not options.own_network and os.geteuid() == 0 and shutil.which("ip") and shutil.which("unshare"):
         words = [sys.executable, "-m", "tests.chaos", *sys.argv[1:], "--own-network"]
         os.execvp("unshare", ["unshare", "-n", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *words])
-    report = run_chaos(options.seed, options.faults, options.seconds, options.only)
-    if options.report is not None:
-        report.write(options.report)
-    sys.stdout.write(
-        f"{report.table()}\n\nseed {report.seed}, {len(report.outcomes)} faults, {report.rows:,} rows checked"
-    )
+    report = run_chaos(options.seed, options.faults, options.seconds, options.only, options.report)
+    sys.stdout.write(f"{report.table()}\n\nseed {report.seed}, {len(report.outcomes)} faults, ")
+    sys.stdout.write(f"{report.rows:,} rows and {report.fragments:,} fragments checked")
     sys.stdout.write(f", network faults: {has_own_network()}\nRSS {report.rss_mb} MB, ")
     sys.stdout.write(f"descriptors {report.descriptors}, threads {report.threads}\n")
     sys.stdout.writelines(f"FAILED: {failure}\n" for failure in report.failures)

@@ -25,6 +25,7 @@ import psutil
 from clusterenv import ClusterEnv, LocalConfig, peers
 from clusterenv.errors import EnvError
 from tests.agents import MLPAgent
+from tests.chaos.calls import CALLS, Calls, followed
 from tests.chaos.faults import (
     FAULTS,
     LEASE_S,
@@ -64,6 +65,8 @@ class Report:
     seed: int
     outcomes: list[Outcome] = field(default_factory=list)
     rows: int = 0
+    fragments: int = 0
+    """Of streams."""
     failures: list[str] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
@@ -92,9 +95,16 @@ class Report:
 
 
 def run_chaos(
-    seed: int, faults: int, seconds: float = float("inf"), only: Sequence[str] | None = None
+    seed: int,
+    faults: int,
+    seconds: float = float("inf"),
+    only: Sequence[str] | None = None,
+    path: Path | None = None,
 ) -> Report:
-    """Inject so many faults, or as many as fit into `seconds`, and check every row and every invariant."""
+    """Inject so many faults, or as many as fit into `seconds`, and check every row and every invariant.
+
+    The report is at `path` after each of the runs that the faults are dealt over.
+    """
     report, rng = Report(seed), random.Random(seed)
     kinds = [*FAULTS, *(NETWORK_FAULTS if has_own_network() else {}), "head_killed"]
     kinds = [kind for kind in kinds if only is None or kind in only]
@@ -109,6 +119,8 @@ def run_chaos(
                 if kind == "head_killed" and time.monotonic() < end:
                     _kill_a_head(rng, report)
         _measure(report)
+        if path is not None:
+            report.write(path)
     return report
 
 
@@ -116,19 +128,21 @@ def _one_run(kinds: list[str], folder: Path, rng: random.Random, report: Report,
     env_fns = [partial(Ledger, env, folder) for env in range(NODES * ENVS_PER_NODE)]
     launcher = LocalConfig(nodes=NODES, cpus_per_node=RUNNERS)
     options: dict[str, Any] = {"lease_s": LEASE_S, "step_timeout_s": STEP_TIMEOUT_S, "max_restarts": 10_000}
-    with ClusterEnv(env_fns, launcher, **options) as env:
+    options["on_env_error"] = rng.choice(("raise", "rebuild"))
+    with ClusterEnv(env_fns, launcher, **options) as env, followed() as taken:
         checker = Checker(env.num_envs)
-        checker.reset(env.reset(seed=rng.randrange(1000))[0])
-        agent = MLPAgent(env)
+        calls = Calls(env, MLPAgent(env), checker, taken)
+        calls.reset(rng.randrange(1000))
         for kind in kinds:
             if time.monotonic() > end:
                 break
-            report.outcomes.append(_one_fault(kind, env, agent, checker, folder, rng, report))
+            report.outcomes.append(_one_fault(kind, env, calls, folder, rng, report))
         report.rows += checker.rows
+        report.fragments += taken.fragments
 
 
 def _one_fault(
-    kind: str, env: ClusterEnv, agent: Any, checker: Checker, folder: Path, rng: random.Random, report: Report
+    kind: str, env: ClusterEnv, calls: Calls, folder: Path, rng: random.Random, report: Report
 ) -> Outcome:
     rank = rng.randrange(NODES)
     worker = env.stats()["workers"][rank]
@@ -138,7 +152,7 @@ def _one_fault(
     )
     inject = (FAULTS | NETWORK_FAULTS)[kind](target)
     fault = threading.Timer(rng.uniform(0, 0.3), inject)
-    call = rng.choice(("step", "rollout"))
+    call = rng.choice(CALLS)
     outcome, longest, calm = "unharmed", 0.0, 0
     began = time.monotonic()
     fault.start()
@@ -147,38 +161,44 @@ def _one_fault(
             report.failures.append(f"{kind} in {call}: not recovered within {RECOVER_S:g} s")
             break
         started = time.monotonic()
-        faulthandler.dump_traceback_later(2 * CALL_S, exit=True)
-        try:
-            whole = _call(call, env, agent, checker)
-        except EnvError:
-            outcome, whole = "error", False
-            checker.reset(env.reset(seed=rng.randrange(1000))[0])
-        except WrongRow as error:
-            report.failures.append(f"{kind} in {call}: {error}")
-            checker.reset(env.reset(seed=rng.randrange(1000))[0])
-            break
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+        with _bounded():
+            try:
+                whole = calls.make(call)
+            except EnvError:
+                outcome, whole = "error", False
+                calls.reset(rng.randrange(1000))
+            except WrongRow as error:
+                report.failures.append(f"{kind} in {call}: {error}")
+                calls.settle()
+                calls.reset(rng.randrange(1000))
+                break
         longest = max(longest, time.monotonic() - started)
-        outcome = "rows" if not whole and outcome == "unharmed" else outcome
-        again = env.stats()["workers"][rank]["restarts"] > restarts
+        stats = env.stats()["workers"][rank]
+        again = stats["restarts"] > restarts and stats["state"] == "ready"
+        outcome = "rows" if (again or not whole) and outcome == "unharmed" else outcome
         settled = (
             not fault.is_alive()
             and (kind not in LOSSES or again)
-            and (kind != "env_raises" or outcome == "error")
+            and (kind != "env_raises" or outcome != "unharmed")
         )
         calm = calm + 1 if whole and settled else 0
         time.sleep(0 if whole else 0.01)
     fault.join()
+    with _bounded():
+        calls.settle()
     if longest > CALL_S:
         report.failures.append(f"{kind} in {call}: a call took {longest:.1f} s")
     return Outcome(kind, call, outcome, time.monotonic() - began, longest)
 
 
-def _call(call: str, env: ClusterEnv, agent: Any, checker: Checker) -> bool:
-    if call == "rollout":
-        return checker.rollout(env.rollout(agent, 16))
-    return checker.step(env.step(np.zeros(env.num_envs, np.int64)))
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """A call that hangs ends the process, and tells where."""
+    faulthandler.dump_traceback_later(2 * CALL_S, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 HEAD = """
@@ -187,20 +207,26 @@ from functools import partial
 from pathlib import Path
 import numpy as np
 from clusterenv import ClusterEnv, LocalConfig
+from tests.agents import MLPAgent
 from tests.chaos.ledger import Ledger
-tempfile.tempdir = sys.argv[1]
+tempfile.tempdir, call = sys.argv[1:]
 env = ClusterEnv([partial(Ledger, i, Path(sys.argv[1])) for i in range(4)], LocalConfig(nodes=2), lease_s=1.0)
 env.reset(seed=0)
+batches = env.stream(MLPAgent(env), 8) if call == "stream" else None
 print("steps", flush=True)
 while True:
-    env.step(np.zeros(4, np.int64))
+    if batches is not None:
+        batches.take()
+    else:
+        env.step(np.zeros(4, np.int64))
 """
 
 
 def _kill_a_head(rng: random.Random, report: Report) -> None:
-    """A head is killed with SIGKILL while it steps: its workers are gone soon."""
+    """A head is killed with SIGKILL while it steps or streams: its workers are gone soon."""
+    call = rng.choice(("step", "stream"))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        head = subprocess.Popen([sys.executable, "-c", HEAD, folder], stdout=subprocess.PIPE, text=True)
+        head = subprocess.Popen([sys.executable, "-c", HEAD, folder, call], stdout=subprocess.PIPE, text=True)
         assert head.stdout is not None
         assert head.stdout.readline() == "steps\n"
         started = [child.pid for child in psutil.Process(head.pid).children(recursive=True)]
@@ -213,7 +239,7 @@ def _kill_a_head(rng: random.Random, report: Report) -> None:
             wait_until(lambda: not alive(started), 30)
         except AssertionError:
             report.failures.append(f"head_killed: {alive(started)} of {started} live on")
-    report.outcomes.append(Outcome("head_killed", "step", "unharmed", time.monotonic() - began, 0.0))
+    report.outcomes.append(Outcome("head_killed", call, "unharmed", time.monotonic() - began, 0.0))
 
 
 @contextlib.contextmanager

@@ -74,6 +74,19 @@ def _without_descriptors(target: Target) -> Inject:
     return inject
 
 
+def _head_without_descriptors(target: Target) -> Inject:
+    """A worker is killed while the head, which has to start another, can open nothing for a while."""
+
+    def inject() -> None:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds(), before[1]))
+        target.worker.kill()
+        time.sleep(2 * LEASE_S)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    return inject
+
+
 def _network(down: list[str], up: list[str], seconds: float) -> Callable[[Target], Inject]:
     def inject() -> None:
         subprocess.run(down, check=True, timeout=10)
@@ -91,6 +104,7 @@ LOSSES = (
     "env_hangs",
     "env_exits",
     "env_hogs",
+    "head_without_descriptors",
 )
 """After these a worker has been started again."""
 
@@ -105,13 +119,18 @@ FAULTS: dict[str, Callable[[Target], Inject]] = {
     "env_exits": _ordered("exit"),
     "env_hogs": _ordered("hog"),
     "no_descriptors": _without_descriptors,
+    "head_without_descriptors": _head_without_descriptors,
 }
 
+_DOWN, _UP = ["ip", "link", "set", "lo", "down"], ["ip", "link", "set", "lo", "up"]
+_TC = ["tc", "qdisc"]
+_SLOW = [*_TC, "add", "dev", "lo", "root", "tbf", "rate", "2mbit", "burst", "128kb", "latency", "400ms"]
+_FAST = [*_TC, "del", "dev", "lo", "root"]
+
 NETWORK_FAULTS: dict[str, Callable[[Target], Inject]] = {
-    "network_paused": _network(["ip", "link", "set", "lo", "down"], ["ip", "link", "set", "lo", "up"], 0.3),
-    "network_cut": _network(
-        ["ip", "link", "set", "lo", "down"], ["ip", "link", "set", "lo", "up"], 3 * LEASE_S
-    ),
+    "network_paused": _network(_DOWN, _UP, 0.3),
+    "network_cut": _network(_DOWN, _UP, 3 * LEASE_S),
+    "network_slowed": _network(_SLOW, _FAST, 2.0),
 }
 """Only in a network namespace of their own."""
 
@@ -120,4 +139,4 @@ def has_own_network() -> bool:
     """Whether this process may cut its network: it is root in a namespace with loopback alone."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     alone = [line.split(":")[0].strip() for line in lines] == ["lo"]
-    return os.geteuid() == 0 and shutil.which("ip") is not None and alone
+    return os.geteuid() == 0 and None not in (shutil.which("ip"), shutil.which("tc")) and alone

@@ -76,41 +76,59 @@ class Checker:
     def __init__(self, num_envs: int) -> None:
         self.last: list[Row | None] = [None] * num_envs
         self.ended = [False] * num_envs
+        self.skipped = [False] * num_envs
+        self.rebuilt = [False] * num_envs
         self.rows = 0
 
     def reset(self, obs: np.ndarray) -> None:
         """All environments were reset."""
         for env, row in enumerate(_rows(obs)):
             self._require(row[0] == env and row[3] == 0, env, "reset", row)
-            self.last[env], self.ended[env] = row, False
+            self._stands_at(env, row)
+
+    def skips(self) -> None:
+        """Every environment may have moved on by rows that nobody was given, as at the end of a stream."""
+        self.skipped = [True] * len(self.last)
+
+    def _stands_at(self, env: int, row: Row) -> None:
+        self.last[env], self.ended[env], self.skipped[env], self.rebuilt[env] = row, False, False, False
 
     def step(self, step: tuple[Any, ...]) -> bool:
         """One step in NEXT_STEP; whether every row is valid."""
         obs, rewards, terminated, truncated, info = step
         everyone = np.ones(len(obs), np.bool_)
         valid, lost = info.get("valid", everyone), info.get("worker_lost", ~everyone)
+        rebuilt = info.get("_env_error", ~everyone)
         for env, row in enumerate(_rows(obs)):
             told = (float(rewards[env]), bool(terminated[env]), bool(truncated[env]))
             if valid[env]:
                 self._stepped(env, row, told)
+            elif rebuilt[env]:
+                stays = row == self.last[env] or self._is_later(env, row)
+                self._require(told == (0.0, False, True) and stays, env, told, row)
+                self.ended[env] = self.rebuilt[env] = True
             else:
-                stays = row == self.last[env]
+                stays = row == self.last[env] or self._is_later(env, row)
                 fresh = row[0] == env and row[3] == 0
                 expected = (0.0, False, bool(lost[env]))
                 self._require(told == expected and (stays or (fresh and not lost[env])), env, told, row)
                 self.ended[env] = self.ended[env] and stays
-            self.last[env] = row
+            self.last[env], self.skipped[env] = row, False
             self.rows += 1
         return bool(np.all(valid))
 
     def _stepped(self, env: int, row: Row, told: tuple[float, bool, bool]) -> None:
         last = self.last[env]
         assert last is not None
-        if self.ended[env]:
-            self._require(told == (0.0, False, False) and row == _next_episode(last), env, told, row)
-            self.ended[env] = False
+        if self.skipped[env]:
+            self._require(self._is_later(env, row) and row != last and row[3] > 0, env, told, row)
+        elif self.ended[env]:
+            begins = row == _next_episode(last) if not self.rebuilt[env] else self._is_anew(row, last)
+            self._require(told == (0.0, False, False) and begins, env, told, row)
+            self.ended[env] = self.rebuilt[env] = False
             return
-        self._require(row == (*last[:3], last[3] + 1), env, told, row)
+        else:
+            self._require(row == (*last[:3], last[3] + 1), env, told, row)
         self._require(told == _told(row), env, told, row)
         self.ended[env] = told[1] or told[2]
 
@@ -120,34 +138,50 @@ class Checker:
             tuple(at): row
             for at, row in zip(rollout.final_index.tolist(), _rows(rollout.final_obs), strict=True)
         }
-        for env in range(rollout.valid.shape[1]):
-            if rollout.valid[:, env].all():
-                self._column(rollout, env, finals)
-            else:
-                self._require(not rollout.valid[:, env].any(), env, "partly valid", rollout.valid[:, env])
+        for column, env in enumerate(rollout.env_ids.tolist()):
+            if rollout.valid[:, column].any():
+                self._column(rollout, column, env, finals)
         return bool(rollout.valid.all())
 
-    def _column(self, rollout: Any, env: int, finals: dict[tuple[int, ...], Row]) -> None:
-        rows = [*_rows(rollout.obs[:, env]), *_rows(rollout.last_obs[env : env + 1])]
+    def _column(self, rollout: Any, column: int, env: int, finals: dict[tuple[int, ...], Row]) -> None:
+        rows = [*_rows(rollout.obs[:, column]), *_rows(rollout.last_obs[column : column + 1])]
+        self._begins(env, rows[0])
+        for t, row in enumerate(rows[:-1]):
+            valid = rollout.valid[t, column]
+            came = (*row[:3], row[3] + 1) if valid else row
+            told = (
+                float(rollout.rewards[t, column]),
+                bool(rollout.terminations[t, column]),
+                bool(rollout.truncations[t, column]),
+            )
+            self._require(told == (_told(came) if valid else (0.0, False, True)), env, told, came)
+            over = told[1] or told[2]
+            self._require(((t, column) in finals) == over, env, "final observation", came)
+            if over:
+                self._require(finals[t, column] == came, env, "final observation", finals[t, column])
+            follows = rows[t + 1] == (_next_episode(row) if over else came)
+            self._require(follows if valid else self._is_anew(rows[t + 1], row), env, told, rows[t + 1])
+            self.rows += 1
+        self._stands_at(env, rows[-1])
+
+    def _begins(self, env: int, row: Row) -> None:
+        """A rollout or a fragment may go on from `row`."""
         last = self.last[env]
         assert last is not None
-        begins = rows[0][3] == 0 and (rows[0][1] != last[1] or rows[0][2] == last[2] + 1)
-        self._require(rows[0][0] == env and (rows[0] == last or begins), env, "goes on from", rows[0])
-        for t, row in enumerate(rows[:-1]):
-            came = (*row[:3], row[3] + 1)
-            told = (
-                float(rollout.rewards[t, env]),
-                bool(rollout.terminations[t, env]),
-                bool(rollout.truncations[t, env]),
-            )
-            self._require(told == _told(came), env, told, came)
-            over = told[1] or told[2]
-            self._require(((t, env) in finals) == over, env, "final observation", came)
-            if over:
-                self._require(finals[t, env] == came, env, "final observation", finals[t, env])
-            self._require(rows[t + 1] == (_next_episode(row) if over else came), env, told, rows[t + 1])
-            self.rows += 1
-        self.last[env], self.ended[env] = rows[-1], False
+        anew = row[3] == 0 and (row[1] != last[1] or row[2] == last[2] + 1)
+        right = row == last or anew or self._is_later(env, row)
+        self._require(row[0] == env and right, env, "goes on from", row)
+
+    @staticmethod
+    def _is_anew(row: Row, last: Row) -> bool:
+        """Whether `row` is the first of the environment that was built in place of that of `last`."""
+        return row[0] == last[0] and row[1] != last[1] and row[2:] == (0, 0)
+
+    def _is_later(self, env: int, row: Row) -> bool:
+        """Whether `row` may come after rows that nobody was given: of another life, or after the last."""
+        last = self.last[env]
+        assert last is not None
+        return self.skipped[env] and row[0] == env and (row[1] != last[1] or row[2:] >= last[2:])
 
     def _require(self, right: object, env: int, told: object, row: object) -> None:
         if not right:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.chaos.calls import Taken
 from tests.chaos.driver import run_chaos
 from tests.chaos.ledger import Checker, WrongRow, length_of, reward_of
 
@@ -67,3 +69,26 @@ def test_checker_takes_a_loss_and_a_return() -> None:
     assert not checker.step(step_to((0, 8, 0, 0), 0.0, valid=False, worker_lost=False))
     assert checker.step(step_to((0, 8, 0, 1), reward_of((0, 8, 0, 1))))
     assert length_of(0, 0) > 1
+
+
+def arrival(number: int, incarnation: int = 0) -> Any:
+    return SimpleNamespace(
+        peer=SimpleNamespace(rank=1), incarnation=incarnation, message=SimpleNamespace(fragment=number)
+    )
+
+
+@pytest.mark.parametrize(
+    "next_one",
+    [arrival(8), arrival(10), arrival(6), arrival(8, incarnation=1)],
+    ids=["twice", "with a gap", "late", "of a worker that was replaced"],
+)
+def test_fragments_that_come_twice_late_or_with_a_gap_are_refused(next_one: Any) -> None:
+    taken = Taken()
+    for number in (7, 8):
+        taken.take(arrival(number))
+    if next_one.incarnation:
+        taken.take(next_one)
+        next_one = arrival(9)
+    with pytest.raises(WrongRow, match="came after"):
+        taken.take(next_one)
+    assert taken.fragments >= 2

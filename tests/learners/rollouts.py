@@ -19,8 +19,14 @@ def made_up_rollout(
     Environment 0 ends truly after step 2, environment 1 is cut off after step 3, and 2 after the last.
     """
     rng = np.random.default_rng(seed)
-    size = agent.observation_space.shape
-    obs = rng.normal(size=(num_steps, num_envs, *size)).astype(np.float32)
+
+    def made_up(*lead: int) -> np.ndarray:
+        shape = (*lead, *agent.observation_space.shape)
+        if agent.observation_space.dtype == np.uint8:
+            return rng.integers(0, 256, shape, dtype=np.uint8)
+        return rng.normal(size=shape).astype(np.float32)
+
+    obs = made_up(num_steps, num_envs)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = agent.distribution(torch.from_numpy(obs).flatten(0, 1))
@@ -43,10 +49,10 @@ def made_up_rollout(
         "valid": np.ones((num_steps, num_envs), bool) if valid is None else valid,
         "env_ids": np.arange(num_envs),
         "workers": np.zeros(num_envs, np.int64),
-        "last_obs": rng.normal(size=(num_envs, *size)).astype(np.float32),
+        "last_obs": made_up(num_envs),
         "last_values": nan[0],
         "final_index": np.argwhere(terminations | truncations),
-        "final_obs": rng.normal(size=(3, *size)).astype(np.float32),
+        "final_obs": made_up(3),
         "final_values": nan[0, :3],
         "kl": np.zeros(1),
         "row_kl": np.zeros(num_envs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -107,3 +108,49 @@ def test_value_that_cannot_work_is_named() -> None:
         EvaluateConfig(checkpoint=Path("x"), num_episodes=0)
     with pytest.raises(ConfigError, match="seed is -1"):
         EvaluateConfig(checkpoint=Path("x"), seed=-1)
+
+
+def test_folder_of_a_run_stands_for_its_checkpoint_and_results_are_kept_beside_it(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, "CartPole-v1")
+    path.with_name("evaluation.json").write_text('{"trai')  # a process was killed in the midst of it
+
+    for seed in ("1", "2"):
+        words = ["--checkpoint", str(tmp_path), "--num-episodes", "2", "--seed", seed, "--save"]
+        assert evaluation.main(words) == 0
+
+    kept = json.loads(path.with_name("evaluation.json").read_text())
+    assert list(kept) == [""]
+    assert (kept[""]["seed"], len(kept[""]["returns"]), kept[""]["env_id"]) == (2, 2, "CartPole-v1")
+
+
+def test_another_environment_may_be_played_if_its_spaces_are_the_same(tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, "CartPole-v1")
+
+    assert len(evaluate(EvaluateConfig(checkpoint=path, env_id="CartPole-v0", num_episodes=2))) == 2
+    with pytest.raises(ConfigError, match=r"env_id is 'Acrobot-v1'; .* the spaces of CartPole-v1"):
+        evaluate(EvaluateConfig(checkpoint=path, env_id="Acrobot-v1", num_episodes=2))
+
+
+def test_films_show_each_episode_from_its_start_to_its_end(tmp_path: Path) -> None:
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    path, _ = saved(tmp_path, "CartPole-v1")
+    folder = tmp_path / "films"
+    words = {"num_episodes": 2, "deterministic": True, "seed": 5}
+
+    lengths = evaluate(EvaluateConfig(checkpoint=path, video=folder, **words))  # a reward of 1 for each step
+
+    films = [imageio_ffmpeg.count_frames_and_secs(str(film))[0] for film in sorted(folder.iterdir())]
+    assert [film.name for film in sorted(folder.iterdir())] == ["episode-0000.mp4", "episode-0001.mp4"]
+    assert films == [length + 1 for length in lengths]
+
+
+def test_films_without_their_package_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved(tmp_path, "CartPole-v1")
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+
+    with pytest.raises(ConfigError, match=r'pip install "clusterenv-rl\[video\]"'):
+        evaluate(EvaluateConfig(checkpoint=path, video=tmp_path / "films"))
+    with pytest.raises(ConfigError, match="expected None with render"):
+        EvaluateConfig(checkpoint=path, video=tmp_path, render=True)

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from clusterenv.errors import ConfigError
 from clusterenv.learners import plot as plotting
-
-
-def run_folder(folder: Path, updates: int = 3) -> Path:
-    folder.mkdir()
-    (folder / "config.yaml").write_text("workers: 2\n")
-    rows = [
-        {"steps": 10 * i, "updates": i, "syncs": i // 2, "episode_return": None if i < 2 else float(i)}
-        for i in range(1, updates + 1)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+from clusterenv.learners.reading import read_run
+from tests.learners.run_folders import run_folder
 
 
 def test_plot_writes_a_picture_of_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,41 +22,32 @@ def test_plot_writes_a_picture_of_all_runs(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == f"wrote {out}\n"
 
 
-def test_folder_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run is '.*'; expected the folder of a run"):
-        plotting.plot([tmp_path], tmp_path / "x.png")
+def test_any_metric_is_drawn_against_time(tmp_path: Path) -> None:
+    out = tmp_path / "curves.svg"
+    words = ["--metrics", "seconds", "--against", "seconds", "--out", str(out)]
+
+    assert plotting.main([str(run_folder(tmp_path / "a")), *words]) == 0
+
+    assert out.read_text().startswith("<?xml")
 
 
-def test_run_without_an_update_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a run with at least one update"):
-        plotting.plot([run_folder(tmp_path / "a", updates=0)], tmp_path / "x.png")
+def test_unknown_metric_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metrics is 'episode_retrun'; .* such as 'episode_return'"):
+        plotting.main([str(run_folder(tmp_path / "a")), "--metrics", "episode_retrun"])
 
 
-def test_line_that_a_killed_run_has_not_finished_is_left_out(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"steps": 40, "upd')
+def test_folder_that_cannot_be_drawn_is_named_and_the_others_are_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = run_folder(tmp_path / "begun", updates=0)
+    words = [str(tmp_path / "none"), str(run_folder(tmp_path / "a")), str(begun)]
 
-    rows, _ = plotting.read_run(folder)
+    assert plotting.main([*words, "--out", str(tmp_path / "x.png")]) == 0
 
-    assert [row["steps"] for row in rows] == [10, 20, 30]
-
-
-def test_line_that_is_damaged_elsewhere_is_named(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a")
-    metrics = folder / "metrics.jsonl"
-    metrics.write_text("{oops\n" + metrics.read_text())
-
-    with pytest.raises(ConfigError, match=r"expected a run whose metrics\.jsonl is JSON in line 1"):
-        plotting.read_run(folder)
-
-
-def test_run_killed_in_its_first_line_has_no_update(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "a", updates=0)
-    (folder / "metrics.jsonl").write_text('{"steps')
-
-    with pytest.raises(ConfigError, match="expected a run with at least one update"):
-        plotting.read_run(folder)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.endswith("it is left out") for line in told] == [True, True]
+    assert "expected the folder of a run" in told[0]
+    assert str(begun) in told[1]
 
 
 @pytest.mark.parametrize("place", ["file/x.png", "folder.png", "/proc/curves/x.png"])
@@ -75,12 +56,12 @@ def test_picture_that_cannot_be_written_is_a_sentence(tmp_path: Path, place: str
     (tmp_path / "folder.png").mkdir()
 
     with pytest.raises(ConfigError, match=r"out is '.*'; expected a file that can be written \("):
-        plotting.plot([run_folder(tmp_path / "a")], tmp_path / place)
+        plotting.plot([read_run(run_folder(tmp_path / "a"))], tmp_path / place)
 
 
 def test_unknown_kind_of_picture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"out is '.*x\.xyz'; expected a file name that ends in"):
-        plotting.plot([run_folder(tmp_path / "a")], tmp_path / "x.xyz")
+        plotting.plot([read_run(run_folder(tmp_path / "a"))], tmp_path / "x.xyz")
 
 
 def test_command_without_runs_is_refused() -> None:

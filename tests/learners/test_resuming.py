@@ -38,7 +38,8 @@ SMALL = (
     ),
 )
 TOTAL = ("--total-steps", "1024")
-CLOCKS = ("seconds", "steps_per_s")
+CLOCKS = ("seconds", "steps_per_s", "learner_cpu_s", "learner_cpu_percent")
+MEMORY = ("learner_memory_bytes", "learner_memory_peak_bytes", "memory_peak_bytes")
 COUNTS = ("syncs", "workers", "weight_bytes_sent", "check_bytes_sent", "broadcast_bytes")
 """A run that goes on sends its weights once more."""
 
@@ -66,7 +67,9 @@ def stopped(folder: Path, update: int, monkeypatch: pytest.MonkeyPatch, *flags: 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in CLOCKS + COUNTS} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name not in CLOCKS + MEMORY + COUNTS} for row in rows
+    ]
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:

@@ -20,7 +20,9 @@ from clusterenv.errors import ConfigError
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.ppo import PPOConfig
-from clusterenv.learners.runs import WINDOW, Run, RunFolderError, Summary, default_folder
+from clusterenv.learners.results import WINDOW
+from clusterenv.learners.run_folder import default_folder
+from clusterenv.learners.runs import Run, RunFolderError, Summary
 from tests.learners.disks import full_disk
 from tests.learners.rollouts import made_up_rollout
 
@@ -46,14 +48,16 @@ def stats_after(syncs: list[dict[str, int]]) -> dict[str, Any]:
             "kl": math.inf,
             "checks": 7,
             "kl_threshold": 0.05,
+            "cpu_s": 1.5,
+            "memory_bytes": 1 << 20,
         }
         for reasons in syncs
     ]
     return {"workers": workers, "weight_bytes_sent": 1500, "check_bytes_sent": 70}
 
 
-def run_in(folder: Path) -> Run:
-    return Run("ppo", CONFIG, folder, total_steps=1000, weight_bytes=400)
+def run_in(folder: Path, **options: Any) -> Run:
+    return Run("ppo", CONFIG, folder, total_steps=1000, weight_bytes=400, **options)
 
 
 SYNCS = [{"first": 1, "divergence": 2}, {"first": 1}]
@@ -66,7 +70,8 @@ def test_run_folder_tells_all_about_the_run(tmp_path: Path, capsys: pytest.Captu
         run.log(rollout_with([1.0, 3.0]), stats_after(SYNCS), {"value_loss": 0.25})
 
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config == {"algorithm": "ppo", **dataclasses.asdict(CONFIG), "hidden": [4, 4]}
+    expected = {"algorithm": "ppo", **dataclasses.asdict(CONFIG), "hidden": [4, 4]}
+    assert config == {name: value for name, value in expected.items() if name not in ("run_dir", "resume")}
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["steps"] for row in rows] == [21, 42]
     assert [row["episode_return"] for row in rows] == [None, 2.0]
@@ -79,6 +84,9 @@ def test_run_folder_tells_all_about_the_run(tmp_path: Path, capsys: pytest.Captu
     assert rows[1]["check_bytes_sent"] == 70
     known = {"kl": None, "checks": 7, "kl_threshold": 0.05}
     assert rows[1]["workers"] == [known | {"syncs_by_reason": reasons} for reasons in SYNCS]
+    used = {"workers_cpu_s": 3.0, "workers_memory_bytes": 2 << 20, "workers_memory_peak_bytes": 2 << 20}
+    assert rows[1] | used == rows[1]
+    assert rows[1]["memory_peak_bytes"] >= rows[1]["learner_memory_peak_bytes"] > 1 << 20
     board = EventAccumulator(str(folder)).Reload()
     assert [(event.step, event.value) for event in board.Scalars("loss/value_loss")] == [
         (21, 0.5),
@@ -180,12 +188,45 @@ def test_goal_is_reached_only_over_a_full_window(tmp_path: Path) -> None:
         assert not run.reached(None)
 
 
+def test_results_tell_what_the_run_came_to_on_which_machine(tmp_path: Path) -> None:
+    with run_in(tmp_path, launcher={"launcher": "local"}) as run:
+        run.log(rollout_with([float(number) for number in range(150)]), stats_after(SYNCS), {})
+        run.log(rollout_with([0.0] * 50), stats_after(SYNCS), {})
+
+    results = json.loads((tmp_path / "benchmark_metrics.json").read_text())
+    returns = {
+        "final_return": 0.0,
+        "last_100_return": sum(range(100, 150)) / 100,
+        "best_return": sum(range(50, 150)) / 100,
+        "greatest_episode_return": 149.0,
+    }
+    counts = {"format": 1, "algorithm": "ppo", "env_id": "CartPole-v1", "ended": "steps", "steps": 42}
+    assert results | returns | counts == results
+    assert results["steps_per_hour"] == pytest.approx(3600 * results["steps_per_s"])
+    assert (
+        results["config"] | {"launcher": "local", "kl_threshold": None, "num_steps": 64} == results["config"]
+    )
+    assert {"processor", "torch", "python"} <= results["machine"].keys()
+    assert results["memory_peak_bytes"] > 1 << 20
+
+
+def test_metrics_have_a_line_every_few_updates_if_asked_for(tmp_path: Path) -> None:
+    with run_in(tmp_path, log_interval=2) as run:
+        for _ in range(5):
+            run.log(rollout_with([1.0]), stats_after([]), {})
+
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["updates"] for row in rows] == [2, 4, 5]
+    assert json.loads((tmp_path / "benchmark_metrics.json").read_text())["episodes"] == 5
+
+
 def test_summary_is_written_when_the_run_is_interrupted(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), run_in(tmp_path) as run:  # noqa: PT012 - what is tested is the leaving
         run.log(rollout_with([1.0]), stats_after(SYNCS), {})
         raise KeyboardInterrupt
 
     assert json.loads((tmp_path / "summary.json").read_text())["updates"] == 1
+    assert json.loads((tmp_path / "benchmark_metrics.json").read_text())["ended"] == "interrupt"
 
 
 def test_default_folder_is_named_by_what_runs() -> None:

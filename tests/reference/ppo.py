@@ -39,7 +39,7 @@ class Settings:
     gamma: float
     gae_lambda: float
     clip_coef: float
-    clip_value_loss: bool
+    clip_value: float | None
     value_coef: float
     entropy_coef: float
     max_grad_norm: float
@@ -121,8 +121,8 @@ def _loss(agent: Agent, rows: Sequence[Row], settings: Settings) -> Tensor:
         total = total - row.weight * torch.minimum(ratio * advantage, clipped * advantage)
         value = agent.critic(row.obs)[0]
         error = (value - row.target) ** 2
-        if settings.clip_value_loss:
-            near = row.value + torch.clamp(value - row.value, -settings.clip_coef, settings.clip_coef)
+        if settings.clip_value is not None:
+            near = row.value + torch.clamp(value - row.value, -settings.clip_value, settings.clip_value)
             error = torch.maximum(error, (near - row.target) ** 2)
         total = total + settings.value_coef * 0.5 * error - settings.entropy_coef * _entropy(agent, row.obs)
     return total / len(rows)

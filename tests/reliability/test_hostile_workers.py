@@ -100,6 +100,7 @@ STEP = {
     "infos of another worker": fields(infos=[encode_infos([(0, {"cheat": 1})])]),
     "infos of nobody": fields(infos=[encode_infos([(10_000, {"cheat": 1})])]),
     "final infos of another worker": fields(final_infos=[encode_infos([(0, {"cheat": 1})])]),
+    "a lost step of another worker": fields(lost=[0]),
     "an answer of another kind": lambda message, frames: (m.Ack(), []),
 }
 FRAGMENT = {
@@ -144,7 +145,7 @@ def test_lie_in_a_step_loses_its_worker_alone_and_the_run_goes_on(
         wait_until(lambda: step(env)[4].get("valid", np.ones(4, bool)).all())
         assert workers.respawned == [1]
         if attack != "an answer of another kind":
-            assert env.stats()["refused_messages"] == 1
+            assert env.stats()["refused_messages"] >= 1  # and what the lost worker had still on its way
 
 
 @pytest.mark.parametrize("attack", FRAGMENT)

@@ -87,6 +87,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (m.Goodbye(reason="walltime"), []),
         (m.CallReply(), [b"results"]),
         (m.StreamEnded(abandoned=1), [np.zeros((2, 3), dtype=np.float32)]),
+        (m.Used(cpu_s=12.5, memory_bytes=3 << 28), []),
         (
             m.Welcome(
                 rank=1,

@@ -18,7 +18,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SECTIONS = {
     title: body for title, body in re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
 }
-RECORDS = (m.PolicyInfo, m.Episode, m.Reference)
+RECORDS = (m.PolicyInfo, m.Episode, m.Rebuilt, m.Reference)
+DEFAULTS = {"None": ", default nil", "''": ', default ""', "False": ", default false", "0": ", default 0"}
+"""What the page says of a field's default, by its repr."""
 SEED = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 WORDS: list[tuple[Any, str]] = [
     (m.Count, "count"),
@@ -56,7 +58,7 @@ def rows_of(record: type[msgspec.Struct]) -> list[tuple[str, str]]:
     hints = get_type_hints(record, include_extras=True)
     rows = []
     for field in msgspec.structs.fields(record):
-        default = {None: ", default nil", "": ', default ""', False: ", default false"}.get(field.default, "")
+        default = DEFAULTS.get(repr(field.default), "")
         rows.append((field.name, in_words(hints[field.name]) + default))
     return rows
 

@@ -16,8 +16,9 @@ import tyro
 from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.benchmark.agents import Agent
 from clusterenv.benchmark.processes import Processes
-from clusterenv.benchmark.report import Report, machine_facts
+from clusterenv.benchmark.report import Report
 from clusterenv.benchmark.twins import Advance, acting_in
+from clusterenv.machine import machine_facts
 
 SEED = 1
 
