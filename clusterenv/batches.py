@@ -281,14 +281,15 @@ class FrameReader:
         if not size:
             return np.empty(shape, dtype)
         array: Array = np.frombuffer(frame, dtype=dtype).reshape(shape)
-        if np.dtype(dtype) == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+        if array.dtype == np.bool_ and np.maximum.reduce(array.view(np.uint8), axis=None) > 1:
             raise ProtocolError(f"frame {number} of booleans holds other values than 0 and 1")
         return array
 
     def index(self, shape: tuple[int, ...], *bounds: int) -> NDArray[np.int64]:
         """The next frame as int64 numbers from 0 to below the bound, or that of their column."""
         array = self.array(np.int64, shape)
-        if array.size and (array.min() < 0 or (array >= np.array(bounds)).any()):
+        below = np.array(bounds, np.uint64)  # a negative number is a large one there
+        if array.size and (array.view(np.uint64) >= below).any():
             ranges = ", ".join(f"0..{bound - 1}" for bound in bounds)
             raise ProtocolError(f"frame {self._next - 1} holds a row outside {ranges}")
         return array

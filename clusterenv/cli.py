@@ -84,6 +84,8 @@ def _train(words: list[str]) -> int:
             " `clusterenv train ppo --help` lists the options of ppo\n"
         )
         return 0 if words else REFUSED
+    # Threads of torch that wait must not take the cores from workers; OpenMP reads this when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from clusterenv.learners import main
 
     return main(words[0], words[1:])

@@ -80,7 +80,7 @@ class EnvConfig:
     setup_timeout_s: float = 300.0
     """Seconds that a worker may need to build its environments."""
     step_timeout_s: float = 600.0
-    """Seconds that one environment may need for one step or reset."""
+    """Seconds that one environment may need for one step or reset; the agent has a minute at least."""
     max_message_bytes: int = 1 << 30
     """Bytes of the largest message that is accepted from a peer."""
 

@@ -112,6 +112,8 @@ class Runner:
     def handle(self, command: Command) -> Reply:
         """The answer to a command; never raises an Exception."""
         self.agent_works = False
+        if isinstance(self._shard, RebuildingShard):
+            self._shard.take_lost()  # of a command that failed
         try:
             return self._telling_of_rebuilt(_HANDLERS[type(command)](self, command))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker

@@ -153,7 +153,7 @@ class Streaming:
         self._agent: object = None
         self._fragments = 1
         self._num_steps = 0
-        self._parts: list[Arrival] = []
+        self._parts: list[tuple[Arrival, Fragment]] = []
         self._announced = 0
         self._sampled: dict[int, tuple[Arrival, Sample]] = {}
         self._compared: dict[int, tuple[int, int, int]] = {}
@@ -274,10 +274,11 @@ class Streaming:
                 raise CallTimeout(
                     f"{len(self._parts)} of {self._fragments} fragments came within timeout = {timeout_s:g} s"
                 )
-            if self._read(arrival) is not None:
-                self._parts.append(arrival)
-        arrivals, self._parts = self._parts, []
-        return self._batch(arrivals, version)
+            fragment = self._read(arrival)
+            if fragment is not None:
+                self._parts.append((arrival, fragment))
+        parts, self._parts = self._parts, []
+        return self._batch(parts, version)
 
     def _read(self, arrival: Arrival) -> Fragment | None:
         """What a worker has sent; None, and the worker is lost, if that cannot be read."""
@@ -287,15 +288,15 @@ class Streaming:
     def _fragment(self, arrival: Arrival) -> Fragment:
         return self._acting.fragment(arrival.peer, arrival.message, arrival.frames, self._num_steps)
 
-    def _batch(self, arrivals: Sequence[Arrival], version: int) -> Rollout:
+    def _batch(self, taken: Sequence[tuple[Arrival, Fragment]], version: int) -> Rollout:
         parts = [
             Part(
-                self._fragment(arrival),
+                fragment,
                 worker=arrival.peer.rank,
                 first_env=arrival.peer.first_env,
                 kl=arrival.message.policy.kl,
             )
-            for arrival in arrivals
+            for arrival, fragment in taken
         ]
         return side_by_side(
             parts,
@@ -315,7 +316,7 @@ class Streaming:
     def _close(self) -> None:
         self._acting.remember(self._samples(self._newest()))
         ends = self._head.end_stream()
-        for arrival in self._parts:
+        for arrival, _ in self._parts:
             arrival.peer.late_fragments += 1
         self._parts, self._agent, self.is_open = [], None, False
         self._sampled.clear()

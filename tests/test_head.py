@@ -172,6 +172,37 @@ def test_worker_that_says_hello_is_welcomed(wire: Wire) -> None:
     assert wire.last(m.Welcome).rank == 0
 
 
+@pytest.mark.parametrize(
+    ("message", "wakes"),
+    [
+        (m.Heartbeat(steps=0, working_on=0), False),
+        (m.PullRequest(have_version=0, reason="first"), False),
+        (m.Used(cpu_s=1.0, memory_bytes=1), False),
+        (READY, True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_caller_is_woken_only_by_what_it_may_wait_for(message: m.Message, wakes: bool) -> None:
+    wire = Wire()
+    wire.head = head = Head([(welcome(0, 0, 2), [b"x"])], EnvConfig(), ("o", "a"))
+    head.attach(wire, wire.processes)
+    wire.say(HELLO)
+    woken: list[bool] = []
+    waits = threading.Event()
+
+    def wait() -> None:
+        with head._condition:
+            waits.set()
+            woken.append(head._condition.wait(0.3))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    waits.wait(10)
+    wire.say(message)
+    waiter.join()
+    assert woken == [wakes]
+
+
 def test_second_worker_of_a_rank_is_refused_and_the_first_stays(wire: Wire) -> None:
     wire.say(HELLO)
     wire.say(HELLO, b"other")

@@ -51,6 +51,8 @@ class ScaleBenchmark:
     """Steps of a fragment."""
     fragment_s: float = 1.0
     """Seconds that a worker takes to make one."""
+    lease_s: float = 10.0
+    """Silence after which the head takes a worker for lost; raise it where simulating is slow."""
     seconds: float = 10.0
     """Length of each measurement: without work, of `step`, and of a stream."""
     processes: int = 2
@@ -73,7 +75,7 @@ class ScaleBenchmark:
         for name in ("envs_per_worker", "num_steps", "processes", "nodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "a whole number from 1")
-        for name in ("fragment_s", "seconds", "gbit_per_s", "timeout_s"):
+        for name in ("fragment_s", "lease_s", "seconds", "gbit_per_s", "timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(name, getattr(self, name), "a number above 0")
         for path in ("json", "plot"):
@@ -118,6 +120,7 @@ class ScaleBenchmark:
             envs_per_worker=self.envs_per_worker,
             num_steps=self.num_steps,
             fragment_s=self.fragment_s,
+            lease_s=self.lease_s,
             seconds=self.seconds,
             processes=min(self.processes, workers),
             timeout_s=self.timeout_s,

@@ -43,6 +43,7 @@ class ScaleSetting:
     envs_per_worker: int
     num_steps: int
     fragment_s: float
+    lease_s: float
     seconds: float
     processes: int
     timeout_s: float
@@ -103,7 +104,12 @@ def measure_head(setting: ScaleSetting) -> ScalePoint:
     torch.set_num_threads(1)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        config = {"env_name": "CartPole-v1", "envs_per_node": setting.envs_per_worker, "sync": "every"}
+        config = {
+            "env_name": "CartPole-v1",
+            "envs_per_node": setting.envs_per_worker,
+            "sync": "every",
+            "lease_s": setting.lease_s,
+        }
         launcher = ManualConfig(
             nodes=setting.workers,
             cpus_per_node=1,

@@ -66,16 +66,7 @@ class SubjectProcess:
         self._pipe: Connection[Any, Any] = Connection(ours.detach())
         self._log = TemporaryFile()  # noqa: SIM115 - `close` closes it
         with theirs:
-            argv = [python, "-m", "clusterenv.benchmark.subject_child", str(theirs.fileno())]
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=self._environ(python),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            self._process = self._start(python, theirs.fileno())
         try:
             self._tell({"subject": name, "task": task, "shape": asdict(shape)})
             self.versions: dict[str, str] = self._answer(patience_s)["versions"]
@@ -84,6 +75,22 @@ class SubjectProcess:
             self.close()
             raise
         self._rest()
+
+    def _start(self, python: str, fd: int) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                [python, "-m", "clusterenv.benchmark.subject_child", str(fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=self._environ(python),
+                pass_fds=[fd],
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._pipe.close()
+            self._log.close()
+            raise SubjectFailed(f"{python} cannot be run: {error.strerror}") from error
 
     def _environ(self, python: str) -> dict[str, str]:
         """Ours, with one thread for numeric libraries; our interpreter finds modules where we do."""

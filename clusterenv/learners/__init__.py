@@ -27,6 +27,10 @@ def main(algorithm: str, argv: Sequence[str]) -> int:
         return 2
     module = import_module(f"clusterenv.learners.{algorithm}")
     config, launcher = module.parse(argv)
+    if config.learners > 1:
+        from clusterenv.learners.parallel_launch import main as train_in_parallel
+
+        return train_in_parallel(algorithm, argv, config, launcher)
     with Interrupts() as interrupts:
         module.train(config, launcher)
     return interrupts.status

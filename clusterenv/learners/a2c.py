@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clusterenv import LocalConfig, Rollout, SlurmConfig
-from clusterenv.learners import command_line
+from clusterenv.learners import command_line, parallel
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.options import NetworkOptions, check
@@ -86,7 +86,7 @@ def a2c_loss(
     advantages = torch.from_numpy(gae).float()[valid]
     returns = values.detach()[valid] + advantages
     if config.normalize_advantages:
-        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+        advantages = parallel.normalized(advantages)
     distribution = agent.as_policy(outputs[valid])
     log_probs = distribution.log_prob(agent.action_targets(batch.actions[valid]))
     policy_loss = -(advantages * log_probs).mean()
@@ -112,11 +112,13 @@ def update(
     reward_scale: RewardScale | None,
 ) -> dict[str, float]:
     """One step of the optimiser, if there are valid rows, and new observation statistics; what to log."""
-    if not rollout.valid.any():
+    rows = int(rollout.valid.sum())
+    if not parallel.most(rows):
         return {}
     loss, log = a2c_loss(agent, rollout, config, reward_scale)
     optimizer.zero_grad()
     torch.autograd.backward(loss)
+    parallel.average_gradients(agent, rows)
     nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
     optimizer.step()
     agent.observe(rollout.obs, rollout.valid)

@@ -107,7 +107,7 @@ def parse(
     resolved = given.options
     unused = given.launcher == "local" and given.slurm == file.slurm  # the file's, for its own launcher
     slurm = SlurmOptions() if unused else given.slurm
-    launcher = launcher_config(given.launcher, slurm, resolved.workers, resolved.serial)
+    launcher = launcher_config(given.launcher, slurm, resolved.workers_of_learner, resolved.serial)
     if given.print_config:
         content = {"algorithm": algorithm, **repeatable(resolved), **described(launcher)}
         sys.stdout.write(yaml.safe_dump(content, sort_keys=False))

@@ -155,7 +155,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum, of the shape of `x`."""
-        inner = self.second(functional.relu(self.first(functional.relu(x))))
+        inner = self.second(functional.relu(self.first(functional.relu(x)), inplace=True))
         total: Tensor = x + inner
         return total
 
@@ -163,11 +163,11 @@ class Residual(nn.Module):
 def _nature(channels: int) -> nn.Sequential:
     return nn.Sequential(
         orthogonal(nn.Conv2d(channels, 32, 8, stride=4)),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         orthogonal(nn.Conv2d(32, 64, 4, stride=2)),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
         orthogonal(nn.Conv2d(64, 64, 3)),
-        nn.ReLU(),
+        nn.ReLU(inplace=True),
     )
 
 
@@ -183,7 +183,7 @@ def _impala(channels: int) -> nn.Sequential:
             Residual(width, gain),
         ]
         channels = width
-    return nn.Sequential(*layers, nn.ReLU())
+    return nn.Sequential(*layers, nn.ReLU(inplace=True))
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = math.sqrt(2)) -> nn.Linear | nn.Conv2d:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from clusterenv.learners import parallel
+
 if TYPE_CHECKING:
     from clusterenv.rollout import Rollout
 
@@ -68,9 +70,11 @@ class RewardScale:
             running = np.where(ended[t] | ~valid[t], 0.0, running)
         self._returns[env_ids] = running
         seen = returns[valid]
-        if seen.size:
+        own = (float(seen.mean()), float(seen.var())) if seen.size else (0.0, 0.0)
+        mean, var, count = parallel.pooled(*own, seen.size)
+        if count:
             self._mean, self._var, self._count = merge_moments(
-                self._mean, self._var, self._count, float(seen.mean()), float(seen.var()), seen.size
+                self._mean, self._var, self._count, mean, var, count
             )
         scaled = rewards.astype(np.float64) / np.sqrt(self._var + 1e-8)
         clipped: NDArray[np.float64] = np.clip(scaled, -self._clip, self._clip)

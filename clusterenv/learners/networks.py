@@ -19,6 +19,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.nn import functional
 
 from clusterenv.errors import SpaceError
+from clusterenv.learners import parallel
 from clusterenv.learners.image_networks import (
     HIDDEN,
     ImageTorso,
@@ -147,15 +148,17 @@ class Actor(nn.Module):
         if not self.normalize_obs:
             return
         rows = flatten(self.observation_space, obs)[torch.as_tensor(valid)].double()
-        if not len(rows):
+        own = (rows.mean(0), rows.var(0, correction=0)) if len(rows) else (rows.sum(0), rows.sum(0))
+        batch_mean, batch_var, batch_count = parallel.pooled(*own, len(rows))
+        if not batch_count:
             return
         mean, var, count = merge_moments(
             self.obs_mean.double(),
             self.obs_var.double(),
             float(self.obs_count),
-            rows.mean(0),
-            rows.var(0, correction=0),
-            len(rows),
+            batch_mean,
+            batch_var,
+            batch_count,
         )
         self.obs_mean.copy_(mean)
         self.obs_var.copy_(var)

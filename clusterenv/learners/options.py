@@ -25,7 +25,9 @@ class Options:
     env_kwargs: JsonObject = field(default_factory=dict)
     """Arguments of the environment, such as '{"size": 9}'."""
     workers: int = 2
-    """Worker processes."""
+    """Worker processes, of all learners together."""
+    learners: int = 1
+    """Learner processes, of PPO and A2C: each trains on its share of the workers, with gradients averaged."""
     envs_per_worker: int = 32
     """Environments of each worker, unless num_envs is given."""
     num_envs: int | None = None
@@ -62,9 +64,12 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
-        check(self, whole=("total_steps", "num_threads", "num_envs", "checkpoint_every", "log_interval"))
+        whole = ("learners", "total_steps", "num_threads", "num_envs", "checkpoint_every", "log_interval")
+        check(self, whole=whole)
         if self.duration is not None and not (is_number(self.duration) and 0 < self.duration < math.inf):
             raise ConfigError("duration", self.duration, "a time above 0 in seconds, or None")
+        if self.workers % self.learners:
+            raise ConfigError("workers", self.workers, f"a multiple of learners = {self.learners}")
         cores = os.cpu_count() or 1
         if self.num_threads is not None and self.num_threads > cores:  # torch would crash
             raise ConfigError("num_threads", self.num_threads, f"at most {cores}, the cores of this machine")
@@ -78,6 +83,11 @@ class Options:
             raise ConfigError("env_kwargs", self.env_kwargs, "a dict of plain data, as JSON can hold it")
         if self.stop_at_return is not None and math.isnan(self.stop_at_return):
             raise ConfigError("stop_at_return", self.stop_at_return, "a number, or None")
+
+    @property
+    def workers_of_learner(self) -> int:
+        """The share of one learner."""
+        return self.workers // self.learners
 
     @property
     def env_options(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from clusterenv import LocalConfig, Rollout, SlurmConfig
 from clusterenv.errors import ConfigError
-from clusterenv.learners import command_line
+from clusterenv.learners import command_line, parallel
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.options import NetworkOptions, check
@@ -149,7 +149,7 @@ def ppo_loss(agent: Agent, samples: Samples, config: PPOConfig) -> tuple[Tensor,
     ratios = log_ratios.exp()
     advantages = samples.advantages
     if config.normalize_advantages:
-        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+        advantages = parallel.normalized(advantages)
     clipped = ratios.clamp(1 - config.clip_coef, 1 + config.clip_coef)
     surrogate = torch.min(ratios * advantages, clipped * advantages)
     policy_loss = -(samples.behaviour_weights * surrogate).mean()
@@ -187,11 +187,12 @@ def update(
             loss, log = ppo_loss(agent, minibatch, config)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
+            parallel.average_gradients(agent, len(minibatch))
             nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
             optimizer.step()
             logs.append(log)
         means = mean_of(logs)
-        if config.target_kl is not None and means["kl_k3"] > config.target_kl:
+        if config.target_kl is not None and parallel.mean(means["kl_k3"], len(samples)) > config.target_kl:
             break
     return means | {
         "explained_variance": float(explained_variance(samples.values, samples.returns)),

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
-from clusterenv.learners import interrupts
+from clusterenv.learners import interrupts, parallel
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.heads import heading, succeed
 from clusterenv.learners.image_networks import network_for
 from clusterenv.learners.launching import described
 from clusterenv.learners.options import Options
+from clusterenv.learners.parallel_launch import check_learners, learners_here
+from clusterenv.learners.parallel_runs import Follower, of_all_learners
 from clusterenv.learners.resuming import GlobalGenerators, milestone, reset_seed, restore, state_of
 from clusterenv.learners.run_folder import Place, default_folder, ready_folder
 from clusterenv.learners.runs import Run, Summary, plain
@@ -37,12 +39,18 @@ def launched(
         config: the options of the run.
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
-    launcher = launcher or LocalConfig(nodes=config.workers, serial=config.serial)
+    check_learners(algorithm, config.learners)
+    launcher = launcher or LocalConfig(nodes=config.workers_of_learner, serial=config.serial)
     torch.manual_seed(config.seed)
     folder = config.resume or config.run_dir or default_folder(algorithm, config.env_id, config.seed)
     if config.resume is not None:
         milestone(config.resume, algorithm)
     with ClusterEnv(config.env_options, launcher) as env:
+        if parallel.rank():
+            env.launch()
+            torch.set_num_threads(config.num_threads or _threads(config, env, launcher))
+            yield env, Place(folder, launcher)
+            return
         with ready_folder(folder, resume=config.resume is not None), ExitStack() as ends:
             succeed(folder)
             ends.enter_context(heading(folder))
@@ -58,14 +66,16 @@ def _threads(config: Options, env: ClusterEnv, launcher: LocalConfig | SlurmConf
     return learner_threads(
         large=network_for(network, env.single_observation_space) != "mlp",
         beside_workers=config.streams and isinstance(launcher, LocalConfig),
-        cores=available_cores(),
+        cores=max(1, available_cores() // learners_here()),
     )
 
 
 class Training:
     """A run that goes on until its options say it is done; saves what is due after each update."""
 
-    def __init__(self, algorithm: str, config: Options, run: Run, parts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, algorithm: str, config: Options, run: Run | Follower, parts: Mapping[str, Any]
+    ) -> None:
         """Go on from the last milestone, if `config` says so; `parts` are those of `resuming`."""
         self._algorithm = algorithm
         self._config = config
@@ -73,10 +83,14 @@ class Training:
         self._parts = {"run": run, "generators": GlobalGenerators(), **parts}
         if config.resume is not None:
             restore(self._parts, milestone(config.resume, algorithm).training)
+        parallel.share(self._parts["agent"].state_dict())
 
     @property
     def goes_on(self) -> bool:
         """Whether neither the steps, nor the duration, nor the return asked for have been reached."""
+        return bool(parallel.of_first(self._is_to_go_on()))
+
+    def _is_to_go_on(self) -> bool:
         run, config = self._run, self._config
         if run.reached(config.stop_at_return):
             run.ended = "return"
@@ -102,21 +116,24 @@ class Training:
         done = self._run.steps / self._config.total_steps
         if self._config.duration is not None:
             done = max(done, self._run.seconds / self._config.duration)
-        return max(0.0, 1 - done)
+        return parallel.of_first(max(0.0, 1 - done))
 
     @property
     def reset_seed(self) -> int:
         """For the reset of all environments at the start, and at each milestone."""
-        return reset_seed(self._config.seed, self._run.steps)
+        earlier = parallel.rank() * self._config.workers_of_learner * self._config.envs_per_worker
+        return reset_seed(self._config.seed, self._run.steps) + earlier  # environment i gets i more
 
     def log(self, rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[str, float]) -> bool:
         """Count one update made with `rollout`, show it, and save what is due; whether that was a milestone.
 
         A run that goes on from a milestone is the one that never stopped if all environments are reset there.
         """
-        self._run.log(rollout, stats, losses)
+        logged = of_all_learners(rollout, stats, losses)
+        self._run.log(logged.rollout, logged.stats, logged.losses)
         if self._run.milestone_is_due():
             self._run.save_milestone(self._checkpoint(state_of(self._parts)))
+            self._share_generators()
             return True
         if self._run.checkpoint_is_due():
             self.save()
@@ -129,6 +146,14 @@ class Training:
     def summary(self) -> Summary:
         """What the run has done so far."""
         return self._run.summary()
+
+    def _share_generators(self) -> None:
+        """All learners go on with the first one's generators, as they will if the run is resumed here."""
+        for part in self._parts.values():
+            if isinstance(part, torch.Generator):
+                state = part.get_state()
+                parallel.share({"state": state})
+                part.set_state(state)
 
     def _checkpoint(self, training: Mapping[str, Any]) -> Checkpoint:
         agent: nn.Module = self._parts["agent"]
@@ -157,7 +182,21 @@ def training(
         parts: all that the run changes, as `resuming.Parts`; "agent" and "optimizer" among them. None: none.
         acting: what workers act with.
     """
-    with Run(
+    with _run(algorithm, config, place, acting) as run:
+        present = {name: part for name, part in parts.items() if part is not None}
+        course = Training(algorithm, config, run, present)
+        try:
+            yield course
+        finally:
+            interrupts.hold()
+            course.save()
+
+
+def _run(algorithm: str, config: Options, place: Place, acting: nn.Module) -> Run | Follower:
+    """The run's files and counters, and of another learner than the first the counters alone."""
+    if parallel.rank():
+        return Follower(config.checkpoint_every)
+    return Run(
         algorithm,
         config,
         place.folder,
@@ -167,14 +206,7 @@ def training(
         log_interval=config.log_interval,
         launcher=described(place.launcher),
         resume=config.resume is not None,
-    ) as run:
-        present = {name: part for name, part in parts.items() if part is not None}
-        course = Training(algorithm, config, run, present)
-        try:
-            yield course
-        finally:
-            interrupts.hold()
-            course.save()
+    )
 
 
 @torch.no_grad()
@@ -198,13 +230,15 @@ def shuffled(
 ) -> list[SamplesT]:
     """All rows of a dataclass of tensors [rows, ...] in a new order, in minibatches of nearly one size.
 
-    There are as many as rows of at most `batch_size` need, if that is given.
+    There are as many as rows of at most `batch_size` need, if that is given. Each of several learners has as
+    many, if need be without rows; `batch_size` counts the rows of all of them together.
     """
     columns = [getattr(samples, item.name) for item in dataclasses.fields(samples)]
     order = torch.randperm(len(columns[0]), generator=generator)
+    most = parallel.most(len(order))
     if batch_size is not None:
-        num_minibatches = math.ceil(len(order) / batch_size)
+        num_minibatches = math.ceil(most * parallel.size() / batch_size)
     return [
         type(samples)(*(column[rows] for column in columns))
-        for rows in order.tensor_split(min(num_minibatches, len(order)))
+        for rows in order.tensor_split(min(num_minibatches, most))
     ]

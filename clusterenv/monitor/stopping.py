@@ -60,7 +60,9 @@ class Stopping:
     def _tell(self, run: FoundRun) -> bool:
         """Whether the head was told to end; by a signal that it has a handler for, if there is one."""
         head = run.status.head
-        number = head.first_handled(signal.SIGINT, signal.SIGTERM)
+        # A run handles SIGTERM itself and ends the process then, which is a kernel's end.
+        numbers = [signal.SIGINT] if run.status.notebook else [signal.SIGINT, signal.SIGTERM]
+        number = head.first_handled(*numbers)
         if number is None and run.status.notebook:
             self._say(
                 f"run {run.short_id}: its head is a notebook ({run.where}) that runs no cell; "

@@ -76,6 +76,14 @@ def test_subject_that_hangs_is_given_up_and_all_its_processes_end(
         SubjectProcess("bare", "Busy", Shape(4, 1, 8), python=str(python), patience_s=1.0)
 
 
+def test_interpreter_that_cannot_be_run_is_told(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("no program")
+    python.chmod(0o755)
+    with pytest.raises(SubjectFailed, match=r"python cannot be run: Exec format error"):
+        SubjectProcess("bare", "Busy", Shape(4, 1, 8), python=str(python), patience_s=1.0)
+
+
 @pytest.mark.process
 def test_error_of_a_subject_is_its_reason() -> None:
     with pytest.raises(SubjectFailed, match=r"^IndexError: "):

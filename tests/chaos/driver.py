@@ -63,6 +63,8 @@ class Report:
     """All that a run of the suite has seen."""
 
     seed: int
+    path: Path | None = None
+    """Where it is written after each fault."""
     outcomes: list[Outcome] = field(default_factory=list)
     rows: int = 0
     fragments: int = 0
@@ -89,9 +91,15 @@ class Report:
             )
         return "\n".join(lines)
 
-    def write(self, path: Path) -> None:
-        """As JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1))
+    def add(self, outcome: Outcome) -> None:
+        """One more fault has been survived, or not."""
+        self.outcomes.append(outcome)
+        self.write()
+
+    def write(self) -> None:
+        """As JSON, if it has a path."""
+        if self.path is not None:
+            self.path.write_text(json.dumps({**asdict(self), "path": str(self.path)}, indent=1))
 
 
 def run_chaos(
@@ -103,9 +111,9 @@ def run_chaos(
 ) -> Report:
     """Inject so many faults, or as many as fit into `seconds`, and check every row and every invariant.
 
-    The report is at `path` after each of the runs that the faults are dealt over.
+    The report is at `path` after each fault.
     """
-    report, rng = Report(seed), random.Random(seed)
+    report, rng = Report(seed, path), random.Random(seed)
     kinds = [*FAULTS, *(NETWORK_FAULTS if has_own_network() else {}), "head_killed"]
     kinds = [kind for kind in kinds if only is None or kind in only]
     plan = [kinds[number % len(kinds)] for number in range(faults)]
@@ -119,8 +127,7 @@ def run_chaos(
                 if kind == "head_killed" and time.monotonic() < end:
                     _kill_a_head(rng, report)
         _measure(report)
-        if path is not None:
-            report.write(path)
+        report.write()
     return report
 
 
@@ -136,7 +143,7 @@ def _one_run(kinds: list[str], folder: Path, rng: random.Random, report: Report,
         for kind in kinds:
             if time.monotonic() > end:
                 break
-            report.outcomes.append(_one_fault(kind, env, calls, folder, rng, report))
+            report.add(_one_fault(kind, env, calls, folder, rng, report))
         report.rows += checker.rows
         report.fragments += taken.fragments
 
@@ -209,8 +216,9 @@ import numpy as np
 from clusterenv import ClusterEnv, LocalConfig
 from tests.agents import MLPAgent
 from tests.chaos.ledger import Ledger
-tempfile.tempdir, call = sys.argv[1:]
-env = ClusterEnv([partial(Ledger, i, Path(sys.argv[1])) for i in range(4)], LocalConfig(nodes=2), lease_s=1.0)
+tempfile.tempdir, call, lease_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+env_fns = [partial(Ledger, i, Path(sys.argv[1])) for i in range(4)]
+env = ClusterEnv(env_fns, LocalConfig(nodes=2), lease_s=lease_s)
 env.reset(seed=0)
 batches = env.stream(MLPAgent(env), 8) if call == "stream" else None
 print("steps", flush=True)
@@ -226,9 +234,12 @@ def _kill_a_head(rng: random.Random, report: Report) -> None:
     """A head is killed with SIGKILL while it steps or streams: its workers are gone soon."""
     call = rng.choice(("step", "stream"))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        head = subprocess.Popen([sys.executable, "-c", HEAD, folder, call], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", HEAD, folder, call, str(LEASE_S)]
+        head = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert head.stdout is not None
-        assert head.stdout.readline() == "steps\n"
+        if head.stdout.readline() != "steps\n":
+            report.failures.append(f"head_killed: it did not come up, exit code {head.wait()}")
+            return
         started = [child.pid for child in psutil.Process(head.pid).children(recursive=True)]
         time.sleep(rng.uniform(0, 0.3))
         began = time.monotonic()
@@ -236,10 +247,10 @@ def _kill_a_head(rng: random.Random, report: Report) -> None:
         head.wait()
         head.stdout.close()
         try:
-            wait_until(lambda: not alive(started), 30)
+            wait_until(lambda: not alive(started), 30 + LEASE_S)
         except AssertionError:
             report.failures.append(f"head_killed: {alive(started)} of {started} live on")
-    report.outcomes.append(Outcome("head_killed", call, "unharmed", time.monotonic() - began, 0.0))
+    report.add(Outcome("head_killed", call, "unharmed", time.monotonic() - began, 0.0))
 
 
 @contextlib.contextmanager

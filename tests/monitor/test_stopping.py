@@ -195,7 +195,10 @@ def test_head_that_has_died_since_it_was_found_is_cleared_away(place: Path) -> N
 
 
 def test_idle_notebook_is_not_ended_without_force(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clusterenv.identity.ProcessIdentity.first_handled", lambda *_: None)
+    def handles_sigterm_alone(_: object, *numbers: signal.Signals) -> signal.Signals | None:
+        return signal.SIGTERM if signal.SIGTERM in numbers else None
+
+    monkeypatch.setattr("clusterenv.identity.ProcessIdentity.first_handled", handles_sigterm_alone)
     made_run(place / "clusterenv-a", notebook=True)
 
     ended, said = stop()

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from clusterenv import ClusterEnv, LocalConfig
+from clusterenv.batches import StepBatch
+from clusterenv.commands import Failed, Reset, RunnerSetup, Step
 from clusterenv.errors import ConfigError, EnvError, StateError
+from clusterenv.runner import Runner
 from tests.agents import MLPAgent
 from tests.chaos.calls import CALLS, Calls, followed
 from tests.chaos.ledger import Checker, Ledger
@@ -136,6 +140,36 @@ def test_env_that_raises_too_often_is_an_error_that_tells_the_first() -> None:
             step_for_long(env)
         assert (caught.value.env_index, caught.value.worker) == (1, 0)
         assert 'raise RuntimeError("on purpose")' in caught.value.remote_traceback
+
+
+def test_step_that_fails_leaves_no_mark_on_rows_of_the_next() -> None:
+    runner = Runner(
+        RunnerSetup(
+            first_env=0,
+            num_envs=2,
+            env_blobs=[cloudpickle.dumps(partial(Fails, "step", at)) for at in (3, 1)],
+            env_blob_of=[0, 1],
+            noise_seed=0,
+            autoreset_mode="NextStep",
+            sys_path=[],
+            step_timeout_s=60.0,
+            cpus=None,
+            env_rebuilds=1,
+        )
+    )
+    runner.build()
+    runner.handle(Reset(seeds=[0, 1]))
+    assert runner.handle(Step(actions=[ACTIONS])).lost == [1]  # type: ignore[union-attr]  # a StepBatch
+    assert runner.handle(Step(actions=[ACTIONS])).lost == []  # type: ignore[union-attr]
+    failed = runner.handle(Step(actions=[ACTIONS]))  # the first is built anew, the second once too often
+    assert isinstance(failed, Failed)
+    assert failed.env_index == 1
+
+    batch = runner.handle(Step(actions=[ACTIONS[:1]], mask=np.array([True, False])))
+
+    assert isinstance(batch, StepBatch)
+    assert batch.lost == []
+    assert [each.env_id for each in batch.rebuilt] == [0]
 
 
 def test_env_that_raises_in_reset_begins_with_a_seed_of_no_other_environment() -> None:

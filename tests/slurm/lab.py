@@ -104,10 +104,10 @@ class Lab:
     def worker_pids(self) -> list[int]:
         """Worker processes on all hosts, which are namespaces of this machine."""
         found = []
-        here = Path("/proc/self/ns/net").readlink()
+        here = Path("/proc/self/ns/pid").readlink()
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                if (folder / "ns/net").readlink() == here:
+                if (folder / "ns/pid").readlink() == here:
                     continue
                 words = (folder / "cmdline").read_bytes().split(b"\0")
             except OSError:

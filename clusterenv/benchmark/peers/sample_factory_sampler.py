@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import gymnasium as gym
 from sample_factory.algo.sampling.simplified_sampling_api import SyncSamplingAPI
@@ -26,10 +25,8 @@ def sampler(task: Task, shape: Shape) -> Contender:
         "worker_num_splits": 2 if shape.envs_per_worker % 2 == 0 else 1,
         "rollout": shape.num_steps,
         "batch_size": shape.num_envs * shape.num_steps,
-        "use_rnn": False,
         "nonlinearity": "tanh",
-        "normalize_input": False,
-        "actor_critic_share_weights": False,
+        **dict.fromkeys(("use_rnn", "normalize_input", "actor_critic_share_weights"), False),
     }
     argv = [f"--{name}={value}" for name, value in words.items()]
     config = parse_full_cfg(parse_sf_args(argv)[0], [*argv, "--encoder_mlp_layers", "64", "64"])
@@ -38,5 +35,5 @@ def sampler(task: Task, shape: Shape) -> Contender:
     return Advancing(lambda: int(sampling.get_trajectories_sync()["rewards"].numel()), sampling.stop)
 
 
-def _make(env_id: str, *_: object, **__: object) -> gym.Env[Any, Any]:
+def _make(env_id: str, *_: object, **__: object) -> object:
     return gym.make(env_id)
