@@ -114,10 +114,10 @@ std::span<const Instructions> available_instructions() {
     static const std::vector<Instructions> available = [] {
         std::vector<Instructions> found = {Instructions::portable};
 #if defined(__x86_64__)
-        if (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0) {
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
             found.push_back(Instructions::avx2);
         }
-        if (__builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0) {
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
             found.push_back(Instructions::avx512);
         }
 #endif
