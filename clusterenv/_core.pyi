@@ -1,7 +1,7 @@
 """Kernels of ClusterEnv in C++; `clusterenv.native` is the only module that imports this one."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, SupportsIndex, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, SupportsIndex, SupportsInt, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,69 @@ def log_prob_diag_gaussian(
 ) -> None: ...
 
 class _Type(type): ...
+
+class Network(metaclass=_Type):
+    def __init__(self, inputs: SupportsIndex) -> None: ...
+    def add_linear(self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None = None) -> None: ...
+    def add_pointwise(self, function: str, constants: NDArray[np.float32] | None = None) -> None: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    def run(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None: ...
+
+class Environments(metaclass=_Type):
+    def __init__(
+        self,
+        steps: list[Callable[[Any], Any]],
+        observations: list[Any],
+        limits: NDArray[np.int64],
+        progress: NDArray[np.int64],
+        number: Callable[[Any], float],
+    ) -> None: ...
+    def step(
+        self,
+        first: SupportsInt | SupportsIndex,
+        actions: list[Any],
+        out: NDArray[Any] | None,
+        rewards: NDArray[np.float64],
+        terminations: NDArray[np.bool_],
+        truncations: NDArray[np.bool_],
+    ) -> int: ...
+
+class Drawing(metaclass=_Type):
+    def __init__(
+        self, network: Network, kind: str, log_std: NDArray[np.float32] | None = None, start: int = 0
+    ) -> None: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def num_params(self) -> int: ...
+    @property
+    def action_dtype(self) -> np.dtype[Any]: ...
+    @property
+    def action_size(self) -> int: ...
+
+class Collector(metaclass=_Type):
+    def __init__(
+        self,
+        environments: Environments,
+        drawing: Drawing,
+        seed: SupportsIndex,
+        env_ids: NDArray[np.int64],
+        steps: NDArray[np.int64],
+        singles: Callable[[NDArray[Any]], list[Any]],
+        stop: NDArray[np.bool_],
+        record: dict[str, NDArray[Any]],
+    ) -> None: ...
+    def run(
+        self,
+        step: SupportsInt | SupportsIndex,
+        first: SupportsInt | SupportsIndex,
+        until: SupportsInt | SupportsIndex,
+    ) -> tuple[int, int]: ...
+    @property
+    def singles(self) -> list[Any]: ...
 
 class Slab(metaclass=_Type):
     def __init__(self, *args: object, **kwargs: object) -> None: ...

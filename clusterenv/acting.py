@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
 from clusterenv.batches import ActBatch, Fragment, unmoved_step
-from clusterenv.claims import check_policy, own_episode
+from clusterenv.claims import check_policy, own_episodes
 from clusterenv.comparing import References, Sample, evaluated, joined
 from clusterenv.config import EnvConfig
 from clusterenv.errors import AgentError, ProtocolError
@@ -168,7 +168,7 @@ class Acting:
             num_envs=peer.num_envs,
             num_final=message.num_final,
             policy_version=message.policy.policy_version,
-            episodes=[own_episode(peer, episode) for episode in message.episodes],
+            episodes=own_episodes(peer, message.episodes),
             state=self._state,
             num_sampled=message.num_sampled,
             has_versions=message.has_versions,

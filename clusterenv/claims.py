@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from clusterenv.batches import EpisodeRecord
 from clusterenv.errors import ProtocolError
 from clusterenv.peers import Peer
@@ -20,12 +22,16 @@ def check_policy(peer: Peer, policy: m.PolicyInfo, published: int) -> None:
         )
 
 
-def own_episode(peer: Peer, episode: m.Episode) -> EpisodeRecord:
-    """An episode that a worker tells of.
+def own_episodes(peer: Peer, episodes: Sequence[m.Episode]) -> list[EpisodeRecord]:
+    """The episodes that a worker tells of.
 
     Raises:
-        ProtocolError: if it is not of its environments.
+        ProtocolError: if one is not of its environments.
     """
-    if episode.env_id not in peer.env_indices:
-        raise ProtocolError(f"worker {peer.rank} tells of an episode of environment {episode.env_id}")
-    return EpisodeRecord(env_id=episode.env_id, episode_return=episode.episode_return, length=episode.length)
+    own = peer.env_indices
+    for episode in episodes:
+        if episode.env_id not in own:
+            raise ProtocolError(f"worker {peer.rank} tells of an episode of environment {episode.env_id}")
+    return [
+        EpisodeRecord(env_id=e.env_id, episode_return=e.episode_return, length=e.length) for e in episodes
+    ]

@@ -55,10 +55,18 @@ def _load_installed_core(package: Path) -> ModuleType:
 
 if TYPE_CHECKING:
     from clusterenv import _core
+    from clusterenv._core import Collector as Collector
     from clusterenv._core import Doorbell as Doorbell
+    from clusterenv._core import Drawing as Drawing
+    from clusterenv._core import Environments as Environments
+    from clusterenv._core import Network as Network
     from clusterenv._core import Slab as Slab
 else:
     _core = _load_core()
+    Collector = _core.Collector
+    Drawing = _core.Drawing
+    Environments = _core.Environments
+    Network = _core.Network
 
 k3 = _core.k3
 kl_bernoulli = _core.kl_bernoulli

@@ -1,15 +1,18 @@
 """Wrappers that Gymnasium adds only to check an environment, left out of its steps once it has passed them.
 
-They stay where they are, for whoever asks for them; what they wrap is called in their place.
+They stay where they are, for whoever asks for them; what they wrap is called in their place. So does a
+`TimeLimit` around them during a rollout: its steps are counted for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
+import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 Env = gym.Env[Any, Any]
 Wrapper = gym.Wrapper[Any, Any, Any, Any]
@@ -23,9 +26,12 @@ class Checks:
         self._envs = envs
         self._steps = steps
         self._left_out: list[list[Wrapper] | None] = [None] * len(envs)
+        self.limits = np.zeros((len(envs), 2), np.int64)
+        """[n, 2]: steps of the episode and the most there may be, while they are counted here; else 0."""
 
     def leave_out(self, row: int) -> None:
         """Steps of the environment pass its checks by, if it has passed them."""
+        self.limits[row, 0] = 0
         if self._left_out[row] is None:
             self._left_out[row] = leave_out(self._envs[row])
             self._steps[row] = self._envs[row].step
@@ -35,6 +41,28 @@ class Checks:
         put_back(self._left_out[row] or ())
         self._left_out[row] = None
         self._steps[row] = self._envs[row].step
+
+    @contextlib.contextmanager
+    def counting_steps(self) -> Iterator[None]:
+        """Inside, time limits are counted in `limits`, where environments have passed their checks."""
+        counted = [row for row in range(len(self._envs)) if self._may_count(row)]
+        for row in counted:
+            limit: Any = self._envs[row]
+            self.limits[row] = limit._elapsed_steps, limit._max_episode_steps
+            self._steps[row] = limit.env.step
+        try:
+            yield
+        finally:
+            for row in counted:
+                limit = self._envs[row]
+                limit._elapsed_steps = int(self.limits[row, 0])
+                self._steps[row] = limit.step
+            self.limits[:] = 0
+
+    def _may_count(self, row: int) -> bool:
+        env: Any = self._envs[row]
+        outermost = self._left_out[row] is not None and type(env) is TimeLimit and "step" not in vars(env)
+        return outermost and type(env._elapsed_steps) is type(env._max_episode_steps) is int
 
 
 def leave_out(env: Env) -> list[Wrapper] | None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from clusterenv.adapters import Acted
+from clusterenv.adapters import Acted, Drawing
 from clusterenv.batches import EpisodeRecord, Fragment
 from clusterenv.distributions import Family
 from clusterenv.layout import SpaceLayout
@@ -60,6 +60,7 @@ class Recording:
         self.final_rows: list[int] = []
         self.final_obs: list[Any] = []
         self._final_steps: list[int] = []
+        self._ending_in = 0  # the step of those of `final_rows` that `_final_steps` does not have yet
         self._memory = memory
         self.begun = memory.begins.copy()
         """[n]: rows whose next observation is the first of an episode."""
@@ -107,6 +108,45 @@ class Recording:
         for leaf, final in zip(self._states, self._final_states, strict=True):
             final += [leaf[t + 1, row].copy() for row in self.final_rows[known:]]
         self.begin_episodes()
+
+    def arrays_for(self, drawing: Drawing) -> dict[str, Array] | None:
+        """The arrays that a `native.Collector` fills; None if they are not such as it knows."""
+        obs, actions = self.obs[0], self.actions[0]
+        steps, envs = self.rewards.shape
+        fits = (
+            not self._states
+            and self.versions is None
+            and obs.dtype == np.float32
+            and actions.dtype == drawing.action_dtype
+            and obs[0].size == envs * drawing.inputs
+            and actions[0].size == envs * drawing.action_size
+        )
+        shape = (steps, envs, drawing.num_params)
+        if self.params is None and self.steps_done == 0:
+            self.params = np.empty(shape, np.float32)
+        if not fits or self.params is None or self.params.shape != shape:
+            return None
+        return {
+            "obs": obs,
+            "actions": actions,
+            "rewards": self.rewards,
+            "terminations": self.terminations,
+            "truncations": self.truncations,
+            "log_probs": self.log_probs,
+            "params": self.params,
+        }
+
+    def end_episode(self, row: int, final_obs: Nested) -> None:
+        """The step under way has ended the episode of `row`, of an agent without state."""
+        self._ending_in = self.steps_done
+        self.final_rows.append(row)
+        self.final_obs.append(final_obs)
+
+    def close_steps(self, end: int) -> None:
+        """Steps before `end` are done, of an agent without state; `end_episode` told what they ended."""
+        if end > self._ending_in:
+            self._final_steps += [self._ending_in] * (len(self.final_rows) - len(self._final_steps))
+        self.steps_done = end
 
     def begin_episodes(self, among: bool | NDArray[np.bool_] = True) -> None:
         """Rows that begin an episode, `among` [n], do so in the initial state, now that of other weights."""

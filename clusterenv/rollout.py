@@ -244,17 +244,12 @@ def _ends(parts: Sequence[Part], obs_layout: SpaceLayout) -> dict[str, Any]:
     starts = np.cumsum([0, *(fragment.num_envs for fragment in fragments)])[:-1].tolist()
     index = np.concatenate([f.final_index + np.array([0, s]) for f, s in zip(fragments, starts, strict=True)])
     order = np.lexsort((index[:, 1], index[:, 0]))
-    index = index[order]
-    episodes = [
-        (start + episode.env_id - part.first_env, episode)
-        for part, start in zip(parts, starts, strict=True)
-        for episode in part.fragment.episodes
-    ]
+    index, columns = index[order], index[:, 1]
     return {
         "final_index": index,
         "final_obs": obs_layout.nest([leaf[order] for leaf in _leaves([f.final_obs for f in fragments], 0)]),
         "final_values": np.concatenate([f.final_values for f in fragments])[order],
-        "episodes": _in_order(episodes, index[:, 1]),
+        "episodes": _episodes(parts, starts, columns, order),
     }
 
 
@@ -294,6 +289,21 @@ def _beside(parts: Sequence[Array], axis: int) -> Array:
 
 def _leaves(parts: Sequence[Sequence[Array]], axis: int) -> list[Array]:
     return [_beside(leaf, axis) for leaf in zip(*parts, strict=True)]
+
+
+def _episodes(
+    parts: Sequence[Part], starts: Sequence[int], ended: Array, order: Array
+) -> list[EpisodeRecord]:
+    """Those of all fragments, in the `order` that brings the columns `ended` [K] into that of the ends."""
+    episodes = [episode for part in parts for episode in part.fragment.episodes]
+    columns = [
+        start + episode.env_id - part.first_env
+        for part, start in zip(parts, starts, strict=True)
+        for episode in part.fragment.episodes
+    ]
+    if np.array_equal(columns, ended):  # one for each end, as nearly always
+        return [episodes[i] for i in order.tolist()]
+    return _in_order(list(zip(columns, episodes, strict=True)), ended[order])
 
 
 def _in_order(episodes: Sequence[tuple[int, EpisodeRecord]], ended: Array) -> list[EpisodeRecord]:

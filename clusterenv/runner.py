@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from clusterenv import adapters, shard_calls
 from clusterenv.adapters import Acted
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
+from clusterenv.collector import Collector
 from clusterenv.commands import (
     Abandoned,
     Act,
@@ -44,11 +45,11 @@ from clusterenv.rebuilding import RebuildingShard
 from clusterenv.recording import Recording
 from clusterenv.runner_policy import RunnerPolicy
 from clusterenv.shard import Shard
+from clusterenv.shard_setup import AnyShard, build_shard
 from clusterenv.vector_shard import VectorShard
 
 Array = NDArray[Any]
 Nested = Any
-AnyShard = Shard | VectorShard
 
 
 class Runner:
@@ -60,8 +61,7 @@ class Runner:
         self._own_process = own_process
         self._shard: AnyShard | None = None
         self._bounds: tuple[Array, Array] | None = None  # of Box actions
-        self.abandoned = False
-        """Nobody waits for the answer any more: a rollout ends after the step under way."""
+        self._stop = np.zeros(1, np.bool_)
         self.look_for_news: Callable[[], None] | None = None
         """Called between the steps of a Collect that may get news meanwhile; gives them to `take`."""
         self.agent_works = False
@@ -82,6 +82,15 @@ class Runner:
         """A count that goes up with every call into an environment or the agent; any thread may read it."""
         return self._acts + (0 if self._shard is None else self._shard.progress)
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for the answer any more; any thread may say so by `abandon`."""
+        return bool(self._stop[0])
+
+    def abandon(self) -> None:
+        """A rollout ends after the step under way."""
+        self._stop[0] = True
+
     def build(self) -> RunnerReady:
         """The environments exist.
 
@@ -89,7 +98,7 @@ class Runner:
             EnvError: if one cannot be built.
             SpaceError: if a space cannot be batched, or environments differ.
         """
-        shard = self._shard = _shard_of(self._setup)
+        shard = self._shard = build_shard(self._setup)
         space = shard.single_action_space
         if isinstance(space, Box) and (np.isfinite(space.low).any() or np.isfinite(space.high).any()):
             self._bounds = space.low, space.high
@@ -242,7 +251,8 @@ class Runner:
             if command.sync_at in ("step", "episode"):
                 record.versions = np.empty((command.num_steps, shard.num_envs), np.int64)
             try:
-                self._fill(record, shard, command)
+                with shard.counting_steps():
+                    self._fill(record, shard, command)
             finally:
                 self._memory.moves_on([leaf.copy() for leaf in record.state_at(record.steps_done)])
                 self._memory.begins |= record.begun
@@ -264,49 +274,68 @@ class Runner:
 
         It ends early when it is told to give up.
         """
-        num_steps = command.num_steps
         look_for_news = None if command.sync_at is None else self.look_for_news
-        nest = shard.obs_layout.nest
-        resets_apart = isinstance(shard, VectorShard)  # in steps that are no transitions
-        rebuilding = shard if isinstance(shard, RebuildingShard) else None
-        obs = record.obs_at(0)
-        _copy(shard.obs, obs)
-        for t in range(num_steps):
-            if self.abandoned:
-                raise StateError("the rollout was abandoned")
-            if look_for_news is not None:
-                look_for_news()
-                if self._given_up:
-                    _copy(obs, shard.obs)
-                    return
+        collector = self._collector(shard, record) if type(shard) is Shard else None
+        _copy(shard.obs, record.obs_at(0))
+        while (t := record.steps_done) < command.num_steps:
+            obs = record.obs_at(t)
             try:
+                self._refuse_if_abandoned()
+                if look_for_news is not None:
+                    look_for_news()
+                    if self._given_up:
+                        break
+                steps = 1 if look_for_news is not None else command.num_steps - t
+                if collector is not None and collector.advance(steps):
+                    continue
                 if record.versions is not None:
                     if self._policy.adopt_news():
                         record.begin_episodes(self._policy.acts_newest)
                     record.versions[t] = self._policy.versions
-                acted = self._decide(nest(obs), record.state_at(t), with_values=record.versions is not None)
-            except BaseException:
+                nested, with_values = shard.obs_layout.nest(obs), record.versions is not None
+                acted = self._decide(nested, record.state_at(t), with_values=with_values)
+            except (AgentError, StateError):
                 _copy(obs, shard.obs)
                 raise
             record.keep(acted)
-            if resets_apart:
-                np.logical_not(shard.ended, out=record.valid[t])
-            obs = shard.obs if t + 1 == num_steps else record.obs_at(t + 1)
-            shard.step_into(
-                [self._clip(acted.actions)],
-                obs,
-                record.rewards[t],
-                record.terminations[t],
-                record.truncations[t],
-                record.final_rows,
-                record.final_obs,
-            )
-            if rebuilding is not None:
-                record.valid[t, rebuilding.take_lost()] = False
-            record.close_step(shard.ended)
-            if record.versions is not None:
-                self._policy.end_episodes(record.terminations[t] | record.truncations[t])
-        _copy(shard.obs, record.obs_at(num_steps))
+            self._step_recorded(record, shard, acted)
+        _copy(record.obs_at(record.steps_done), shard.obs)
+
+    def _refuse_if_abandoned(self) -> None:
+        if self.abandoned:
+            raise StateError("the rollout was abandoned")
+
+    def _collector(self, shard: Shard, record: Recording) -> Collector:
+        return Collector(
+            shard,
+            record,
+            self._policy,
+            seed=self._noise_seed,
+            env_ids=self._env_ids,
+            steps=self._steps,
+            singles=lambda actions: shard.action_layout.unpack([self._clip(actions.copy())]),
+            stop=self._stop,
+        )
+
+    def _step_recorded(self, record: Recording, shard: AnyShard, acted: Acted) -> None:
+        """One step of all environments with the actions that are recorded."""
+        t = record.steps_done
+        if isinstance(shard, VectorShard):  # it may reset in steps that are no transitions
+            np.logical_not(shard.ended, out=record.valid[t])
+        shard.step_into(
+            [self._clip(acted.actions)],
+            record.obs_at(t + 1),
+            record.rewards[t],
+            record.terminations[t],
+            record.truncations[t],
+            record.final_rows,
+            record.final_obs,
+        )
+        if isinstance(shard, RebuildingShard):
+            record.valid[t, shard.take_lost()] = False
+        record.close_step(shard.ended)
+        if record.versions is not None:
+            self._policy.end_episodes(record.terminations[t] | record.truncations[t])
 
     # --- helpers -------------------------------------------------------------------------------------------
 
@@ -359,30 +388,6 @@ class Runner:
 def _copy(source: Sequence[Array], target: Sequence[Array]) -> None:
     for values, place in zip(source, target, strict=True):
         place[...] = values
-
-
-def _shard_of(setup: RunnerSetup) -> AnyShard:
-    """The environments, each made apart or all of them by a backend."""
-    mode = AutoresetMode(setup.autoreset_mode)
-    if setup.backend is None:
-        env_fns = [_unpickled(setup.env_blobs[blob]) for blob in setup.env_blob_of]
-        most = setup.env_rebuilds
-        make = partial(RebuildingShard, most_rebuilds=most) if most else Shard
-        return make(env_fns, first_env=setup.first_env, autoreset_mode=mode, same_bounds=setup.same_bounds)
-    (blob,) = setup.env_blobs
-    return VectorShard(
-        lambda: cloudpickle.loads(blob).vector(setup.num_envs, setup.num_threads),
-        backend=setup.backend,
-        first_env=setup.first_env,
-        num_envs=setup.num_envs,
-        autoreset_mode=mode,
-        same_bounds=setup.same_bounds,
-    )
-
-
-def _unpickled(blob: bytes) -> Callable[[], Any]:
-    """Loads the callable only when called, so that what that raises is an error of the environment."""
-    return lambda: cloudpickle.loads(blob)()
 
 
 _HANDLERS: Final[dict[type, Callable[[Runner, Any], Reply]]] = {

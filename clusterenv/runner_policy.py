@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv import policy
-from clusterenv.adapters import Acted, AgentAdapter
+from clusterenv.adapters import Acted, AgentAdapter, Drawing
 from clusterenv.commands import NewWeights, SyncAt
 from clusterenv.distributions import Family
 from clusterenv.errors import StateError
@@ -107,6 +107,13 @@ class RunnerPolicy:
         """Environments of `rows` [n] begin an episode next."""
         if self._episodes is not None:
             self._episodes.end(rows)
+
+    def drawing(self) -> tuple[Drawing, int] | None:
+        """What acts in all environments without values, and for how many acts at most; None: `act` does."""
+        drawing = None if self._episodes is not None else self.adapter.drawing()
+        if drawing is not None:
+            self.family = self.adapter.family or self.family
+        return drawing
 
     def act(self, obs: Nested, *, with_values: bool, seed: int, **by_row: Any) -> Acted:
         """What is done in each environment; see `AgentAdapter.act`."""

@@ -141,7 +141,7 @@ class _Line:
             try:
                 self._runner.take(cast("News", receive(self._connection)))
             except (EOFError, OSError):
-                self._runner.abandoned = True
+                self._runner.abandon()
                 return
 
     def _tick(self) -> None:
@@ -153,4 +153,4 @@ class _Line:
                 if self._busy:
                     self.send(Tick(self._runner.progress, self._runner.agent_works))
         except OSError:
-            self._runner.abandoned = True
+            self._runner.abandon()

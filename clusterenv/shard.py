@@ -6,20 +6,20 @@ import logging
 import operator
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from typing import Any, SupportsFloat
+from contextlib import AbstractContextManager
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from clusterenv import passed_checks
+from clusterenv import native, passed_checks
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
+from clusterenv.env_calls import ENV_ERRORS, build, id_of, number, snapshot
 from clusterenv.errors import EnvError, SpaceError, StateError, say, shortened
 from clusterenv.infos import encode_infos, plain_info
 from clusterenv.layout import Nested, SpaceLayout
-from clusterenv.sources import require_env
 from clusterenv.values import Plain
 
 Array = NDArray[Any]
@@ -29,10 +29,7 @@ Info = Mapping[str, Any]
 
 logger = logging.getLogger(__name__)
 
-_NUMBERS = frozenset({float, int, bool, np.float64, np.float32, np.int64, np.int32})
 _OBSERVATION = "observation of environment"
-ENV_ERRORS = (Exception, SystemExit)
-"""What environments raise: those with a window exit when it is closed."""
 
 
 class Shard:
@@ -57,12 +54,12 @@ class Shard:
         """
         self.first_env = first_env
         self.autoreset_mode = autoreset_mode
-        self.progress = 0
-        """Goes up before every call into an environment, so that a hang can be seen from outside."""
+        self._progress = np.zeros(4, np.int64)
+        """Calls into environments; then the step and the row in work, and how many rows were not copied."""
         self.envs: list[Env] = []
         try:
             for index, env_fn in enumerate(env_fns, first_env):
-                self.progress += 1
+                self.count_call()
                 self.envs.append(build(env_fn, index))
             self.single_observation_space, self.single_action_space = self._common_spaces(same_bounds)
             self.obs_layout = SpaceLayout.of(self.single_observation_space, bounds=same_bounds)
@@ -77,10 +74,22 @@ class Shard:
         """[n] rows whose episode ended in `step` and that were not reset since."""
         self.unready: Flags = np.ones(self.num_envs, np.bool_)
         """[n] rows that need a `reset` first: never reset, or their environment raised."""
-        self._steps = [env.step for env in self.envs]
+        self._steps: list[Callable[..., Any]] = [env.step for env in self.envs]
         self.checks = passed_checks.Checks(self.envs, self._steps)
         self._rows: list[Any] = [None] * self.num_envs  # single observations, as the environments gave them
-        self._rewards: list[Any] = [0.0] * self.num_envs
+        self.calls = native.Environments(self._steps, self._rows, self.checks.limits, self._progress, number)
+        """What steps the environments."""
+        self.copies_at_once = self.obs_layout.structure == 0 and not self.obs_layout.objects
+        """Whether an observation is one array, which goes to its place as soon as it is there."""
+
+    @property
+    def progress(self) -> int:
+        """Goes up before every call into an environment, so that a hang can be seen from outside."""
+        return int(self._progress[0])
+
+    def count_call(self) -> None:
+        """An environment is called now."""
+        self._progress[0] += 1
 
     def reset(
         self,
@@ -172,7 +181,7 @@ class Shard:
         Args:
             actions: leaves [n, ...].
             obs: leaves [n, ...] for the observations that the next actions are for.
-            rewards: [n] of any float type.
+            rewards: [n] float64.
             terminations: [n].
             truncations: [n].
             final_rows: rows whose episode ended are appended, in order.
@@ -181,29 +190,56 @@ class Shard:
         Raises:
             EnvError: if an environment raises; it alone needs a reset.
         """
-        rows, numbers = self._rows, self._rewards
         singles = self.action_layout.unpack(actions, self.num_envs)
-        terminations.fill(False)
-        truncations.fill(False)
+        out = obs[0] if self.copies_at_once else None
         row = 0
         try:
-            for row, step in enumerate(self._steps):
-                self.progress += 1
-                rows[row], reward, terminated, truncated, _ = step(singles[row])
-                numbers[row] = reward if type(reward) in _NUMBERS else _number(reward)
-                if terminated or truncated:
-                    terminations[row] = bool(terminated)
-                    truncations[row] = bool(truncated)
-                    final_rows.append(row)
-                    final_obs.append(snapshot(rows[row]))
-                    self._reset_row(row)
+            while True:
+                row = self.calls.step(row, singles, out, rewards, terminations, truncations)
+                if row == self.num_envs:
+                    break
+                final_rows.append(row)
+                final_obs.append(self.end_episode(row))
+                row += 1
         except ENV_ERRORS as error:
-            self._pack(rows, self.obs)
-            if isinstance(error, EnvError):  # as above, or of the reset
-                raise
-            raise self._failure(row, "step", error, singles[row]) from error
-        rewards[:] = numbers
-        self._pack(rows, obs)
+            raise self.failure_in_step(error, singles) from error
+        if self._progress[3]:
+            self.pack(obs)
+
+    def counting_steps(self) -> AbstractContextManager[None]:
+        """Inside nothing is called but steps and resets; wrappers that only count steps are passed by."""
+        return self.checks.counting_steps()
+
+    @property
+    def step_in_work(self) -> int:
+        """Number of the step that `calls` is in, where that is told several at once."""
+        return int(self._progress[1])
+
+    def end_episode(self, row: int) -> Nested:
+        """A copy of the last observation of the row, which is at the start of the next episode.
+
+        Raises:
+            EnvError: if the environment raises.
+        """
+        final = snapshot(self._rows[row])
+        self._reset_row(row)
+        return final
+
+    def pack(self, out: Sequence[Array]) -> None:
+        """Leaves [n, ...] of `out` hold the observations as the environments gave them last.
+
+        Raises:
+            SpaceError: if one does not fit.
+        """
+        self._pack(self._rows, out)
+
+    def failure_in_step(self, error: Exception | SystemExit, singles: Sequence[Any]) -> EnvError:
+        """What `error`, of the row in work, is to the caller; `obs` holds the observations of all rows."""
+        self.pack(self.obs)
+        if isinstance(error, EnvError):  # of the reset, or of one that could not be built anew
+            return error
+        row = int(self._progress[2])
+        return self._failure(row, "step", error, singles[row])
 
     @property
     def env_id(self) -> str | None:
@@ -253,7 +289,7 @@ class Shard:
         self, row: int, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> Info:
         """The info of the reset; the observation is in `_rows`, not yet in `obs`."""
-        self.progress += 1
+        self.count_call()
         self.unready[row] = True
         try:
             self._rows[row], info = self.envs[row].reset(
@@ -268,10 +304,10 @@ class Shard:
 
     def _step_row(self, row: int, action: object, batch: StepBatch, place: int) -> Info:
         """The info of the step; the observation is in `_rows`, reward and flags are at `place` of `batch`."""
-        self.progress += 1
+        self.count_call()
         try:
             observation, reward, terminated, truncated, info = self._steps[row](action)
-            batch.rewards[place] = reward if type(reward) in _NUMBERS else _number(reward)
+            batch.rewards[place] = number(reward)
             batch.terminations[place] = bool(terminated)
             batch.truncations[place] = bool(truncated)
         except EnvError:  # of one that could not be built anew
@@ -280,7 +316,8 @@ class Shard:
             raise self._failure(row, "step", error, action) from error
         self._rows[row] = observation
         self.ended[row] = batch.terminations[place] or batch.truncations[place]
-        return info
+        told: Info = info
+        return told
 
     def _kept(self, row: int, info: Info) -> tuple[int, dict[str, Plain]]:
         """What travels of an info, as it is before the next environment moves."""
@@ -306,7 +343,7 @@ class Shard:
 
     def name_of(self, row: int) -> str:
         """The environment of a row, for messages."""
-        return f"environment {self.first_env + row}{_id_of(self.envs[row])}"
+        return f"environment {self.first_env + row}{id_of(self.envs[row])}"
 
     def _failure(self, row: int, call: str, error: Exception | SystemExit, action: object = None) -> EnvError:
         """What the environment of `row` raised, once the row is marked as in need of a reset."""
@@ -353,23 +390,6 @@ class Shard:
         return [leaf.copy() for leaf in self.obs]
 
 
-def build(env_fn: Callable[[], Env], index: int) -> Env:
-    """What the callable of an environment makes.
-
-    Raises:
-        EnvError: if it raises, or makes something else.
-    """
-    try:
-        env = env_fn()
-    except ENV_ERRORS as error:
-        raise EnvError(
-            f"environment {index} could not be made: {say(error)}",
-            env_index=index,
-            remote_traceback="".join(traceback.format_exception(error)),
-        ) from error
-    return require_env(env, f"callable of environment {index}")
-
-
 def _batched_alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
     """Whether batches of both spaces are laid out alike, whatever their bounds."""
     return SpaceLayout.of(one, bounds=False).digest == SpaceLayout.of(other, bounds=False).digest
@@ -378,22 +398,3 @@ def _batched_alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
 def _blocks(infos: Sequence[tuple[int, dict[str, Plain]]]) -> list[bytes]:
     """Infos as at most one block."""
     return [encode_infos(infos)] if any(info for _, info in infos) else []
-
-
-def snapshot(obs: Nested) -> Nested:
-    """A copy, since environments may use their arrays again."""
-    return obs.copy() if type(obs) is np.ndarray else deepcopy(obs)
-
-
-def _number(reward: object) -> float:
-    if isinstance(reward, SupportsFloat) and not isinstance(reward, np.ndarray | np.generic):
-        return float(reward)  # such as a fraction or a tensor
-    array = np.asarray(reward)
-    if array.size != 1 or array.dtype.kind not in "biuf":
-        raise TypeError(f"reward is {shortened(reward)}; expected a number or an array of size 1")
-    return float(array.item())
-
-
-def _id_of(env: Env) -> str:
-    spec = env.unwrapped.spec
-    return f" ({spec.id})" if spec else ""

@@ -10,8 +10,9 @@ import cloudpickle
 
 from clusterenv import values
 from clusterenv.commands import Call, CallBatch, SetAttr
+from clusterenv.env_calls import ENV_ERRORS
 from clusterenv.errors import EnvError, MissingAttribute, say
-from clusterenv.shard import ENV_ERRORS, Shard
+from clusterenv.shard import Shard
 from clusterenv.vector_shard import VectorShard
 
 
@@ -32,7 +33,7 @@ def call(shard: Shard | VectorShard, command: Call) -> CallBatch:
         return CallBatch(results=encoded)
     results = []
     for row in shard.rows_of(command.mask):
-        shard.progress += 1
+        shard.count_call()
         shard.checks.put_back(row)
         result = _call_one(shard, row, command.name, args, kwargs)
         results.append(_encoded(shard, row, command.name, result))
@@ -51,7 +52,7 @@ def set_attr(shard: Shard | VectorShard, command: SetAttr) -> None:
     rows = shard.rows_of(command.mask)
     blobs = command.values * len(rows) if len(command.values) == 1 else command.values
     for row, blob in zip(rows, blobs, strict=True):
-        shard.progress += 1
+        shard.count_call()
         shard.checks.put_back(row)
         try:
             shard.envs[row].set_wrapper_attr(command.name, cloudpickle.loads(blob))

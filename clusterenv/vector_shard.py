@@ -6,6 +6,7 @@ import itertools
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,10 +14,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
+from clusterenv.env_calls import ENV_ERRORS
 from clusterenv.errors import EnvError, MissingAttribute, SpaceError, StateError, say
 from clusterenv.infos import encode_infos, plain_info, unbatch_infos
 from clusterenv.layout import Nested, SpaceLayout
-from clusterenv.shard import ENV_ERRORS
 from clusterenv.sources import autoreset_modes
 from clusterenv.vector_answers import RESET, STEP, wrong_leaf, wrong_numbers, wrong_parts
 
@@ -33,10 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class VectorShard:
-    """Steps and resets a backend's n environments, which hold the global indices from `first_env` on.
-
-    Has what a runner needs of a `Shard`. Not thread-safe, but for `progress`, which any thread may read.
-    """
+    """Steps and resets n environments of a backend, with global indices from `first_env` on; see `Shard`."""
 
     def __init__(
         self,
@@ -187,6 +185,10 @@ class VectorShard:
         final_obs += self.obs_layout.singles([leaf[rows] for leaf in obs], len(rows))
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._reset_rows(rows, None, {"reset_mask": ended.copy()}, obs)
+
+    def counting_steps(self) -> AbstractContextManager[None]:
+        """See `Shard`."""
+        return nullcontext()
 
     def rows_of(self, mask: Flags | None) -> Sequence[int]:
         """The rows that a mask [n] selects; all without one."""

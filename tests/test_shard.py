@@ -373,7 +373,7 @@ def collect(shard: Shard, steps: int) -> dict[str, Any]:
     """T steps with action 0, as a runner takes them."""
     shard.reset_ended()
     obs = shard.obs_layout.empty(steps, shard.num_envs)
-    rewards = np.full((steps, shard.num_envs), np.nan, np.float32)
+    rewards = np.full((steps, shard.num_envs), np.nan)
     terminations = np.ones((steps, shard.num_envs), np.bool_)
     truncations = np.ones((steps, shard.num_envs), np.bool_)
     final_rows: list[int] = []
@@ -428,7 +428,7 @@ def test_step_into_takes_the_walk_that_step_takes_in_same_step(env_fn: Callable[
     for t, batch in enumerate(batches[:-1]):
         assert_same([leaf[t + 1] for leaf in taken["obs"]], batch.obs)
     assert_same(other.obs, batches[-1].obs)
-    np.testing.assert_array_equal(taken["rewards"], np.array([b.rewards for b in batches], np.float32))
+    np.testing.assert_array_equal(taken["rewards"], [b.rewards for b in batches])
     np.testing.assert_array_equal(taken["terminations"], [b.terminations for b in batches])
     np.testing.assert_array_equal(taken["truncations"], [b.truncations for b in batches])
     assert taken["final_rows"] == [row for b in batches for row in b.final_index]

@@ -11,10 +11,10 @@ import gymnasium as gym
 
 from clusterenv.adapters import pickling
 from clusterenv.adapters.actions import ActionTerms
-from clusterenv.adapters.base import Acted, AgentAdapter, Evaluated
+from clusterenv.adapters.base import Acted, AgentAdapter, Drawing, Evaluated
 from clusterenv.errors import AgentError
 
-__all__ = ["Acted", "AgentAdapter", "Evaluated", "adapt", "loads", "prepare_runner"]
+__all__ = ["Acted", "AgentAdapter", "Drawing", "Evaluated", "adapt", "loads", "prepare_runner"]
 
 
 def adapt(agent: object, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> AgentAdapter:

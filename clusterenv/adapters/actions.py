@@ -33,6 +33,11 @@ class ActionTerms:
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and np.any(space.start):
             self._start = np.asarray(space.start, dtype=np.int64)
 
+    @property
+    def start(self) -> int:
+        """The least action of a Discrete space; else 0."""
+        return 0 if self._start is None or self._start.ndim else int(self._start)
+
     def noise_std(self, agent: Agent) -> Floats | None:
         """Standard deviations [D] of the noise that the agent's `noise_std` asks for; None without noise.
 

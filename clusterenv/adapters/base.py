@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from clusterenv.distributions import Family
 from clusterenv.errors import AgentError, ClusterEnvError
+from clusterenv.native import Drawing as Drawing
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -97,6 +98,12 @@ class AgentAdapter(Protocol):
         Where the family is known, the noise of row i depends on `seed`, `env_ids[i]` and `steps[i]` alone.
         Without `with_values`, values are NaN where they would cost a pass of their own.
         """
+
+    def drawing(self) -> tuple[Drawing, int] | None:
+        """What acts as `act` without values would, and for how many acts at most; None: `act` is needed."""
+
+    def has_drawn(self, acts: int) -> None:
+        """So many acts were made with `drawing`."""
 
     def parameters(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats | None:
         """Distribution parameters [n, P], if the family is known."""

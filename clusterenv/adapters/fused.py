@@ -1,4 +1,4 @@
-"""A small network as a few calls of NumPy, found by watching the agent compute and checked against it.
+"""A small network computed without torch, found by watching the agent compute and checked against it.
 
 Torch spends more on the dispatch of each operation than a small network's arithmetic takes for the rows of a
 runner. Only what was seen from end to end is repeated: linear layers, activations, and arithmetic with what
@@ -15,7 +15,8 @@ import numpy as np
 from torch import Tensor
 from torch.distributions import Distribution
 
-from clusterenv.adapters.base import Array, Floats, Nested
+from clusterenv.adapters.actions import ActionTerms
+from clusterenv.adapters.base import Array, Drawing, Floats, Nested
 from clusterenv.adapters.reading import defining_tensors, to_array
 from clusterenv.adapters.watching import Program, Watch
 from clusterenv.distributions import Family, Kind
@@ -53,6 +54,8 @@ class Fused:
         self._policy: Program | None = None
         self._log_std: Floats | None = None
         self._value: Program | None = None
+        self._drawing: Drawing | None = None
+        self._value_due = True
         self._watch_at = WATCH_FROM
         self._acts = 0
         self.used = False
@@ -65,9 +68,39 @@ class Fused:
         self.used = True
         return self._family, self._policy_params(obs)
 
+    def drawing(self, terms: ActionTerms) -> tuple[Drawing, int] | None:
+        """What draws actions in the terms of the environments, and how many acts it may stand in for."""
+        left = self._watch_at - self._acts
+        if self._family is None or self._policy is None or left <= 0:
+            return None
+        if self._drawing is None and terms.dtype == self._family.action_dtype:
+            kind, start = self._family.kind.value, terms.start
+            self._drawing = Drawing(self._policy.network, kind, self._log_std, start)
+        return None if self._drawing is None else (self._drawing, left)
+
+    def has_drawn(self, acts: int) -> None:
+        """So many acts were made with `drawing`."""
+        self._acts += acts
+        self.used = True
+
     def values(self, obs: Nested) -> Floats | None:
         """Values [n]; None: the agent must compute."""
         return None if self._family is None or self._value is None else self._value(obs)[:, 0]
+
+    def watching_values(self, inputs: Nested) -> AbstractContextManager[object]:
+        """Around a call of the agent's value function: the first after its policy was found, or checked."""
+        due = self._may_watch and self._family is not None and self._value_due
+        self._watch = Watch(inputs) if due and isinstance(inputs, Tensor) and len(inputs) else None
+        return self._watch or nullcontext()
+
+    def learn_values(self, obs: Nested, value: object) -> None:
+        """Remember how the call just watched came to its values, if that can be repeated."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        self._value_due = False
+        if isinstance(value, Tensor) and watch.shape == obs.shape:
+            self._find_value(watch, value, obs)
 
     def watching(self, inputs: Nested) -> AbstractContextManager[object]:
         """Around a call of the agent that `params` has left to it."""
@@ -96,7 +129,8 @@ class Fused:
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        self._family = self._policy = self._log_std = self._value = None
+        self._family = self._policy = self._log_std = self._value = self._drawing = None
+        self._value_due = True
         self._watch_at = self._acts + CHECK_EVERY
         if family is None or params is None or distribution is None or watch.shape != obs.shape:
             return

@@ -128,6 +128,12 @@ class NumpyAdapter:
     def _actions(self, actions: object, rows: int) -> Array:
         return self._terms.checked(self._terms.exact(np.asarray(actions), rows))
 
+    def drawing(self) -> None:
+        """Nothing: only the agent knows how it acts."""
+
+    def has_drawn(self, acts: int) -> None:
+        """See AgentAdapter."""
+
     @agent_errors
     def parameters(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats | None:
         """Distribution parameters [n, P] of an agent with a `noise_std`; else None."""

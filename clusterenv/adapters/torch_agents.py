@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
@@ -17,6 +18,7 @@ from clusterenv.adapters.base import (
     Acted,
     Agent,
     Array,
+    Drawing,
     Evaluated,
     Floats,
     Ints,
@@ -152,6 +154,14 @@ class TorchAdapter:
         self._fused.forget()
         self._state_loaded()
 
+    def drawing(self) -> tuple[Drawing, int] | None:
+        """The network and distribution that were found, unless the agent must compute in the next act."""
+        return self._fused.drawing(self._terms)
+
+    def has_drawn(self, acts: int) -> None:
+        """So many acts were made with `drawing`."""
+        self._fused.has_drawn(acts)
+
     def dumps(self) -> bytes:
         """The agent on the CPU, with blanks where its state goes."""
         return pickling.dumps(self._agent, state_tensors(self._agent).values())
@@ -257,8 +267,10 @@ class DistributionAdapter(TorchAdapter):
     @agent_errors
     def values(self, obs: Nested, *, env_ids: Ints | None = None, state: Leaves = ()) -> Floats:
         """Values [n], NaN if the agent has none."""
+        if (values := self._fused.values(obs)) is not None:
+            return values
         with self._session():
-            return self._values(self._inputs(obs), rows_of(obs), env_ids, state)
+            return self._values(self._inputs(obs), rows_of(obs), env_ids, state, watched=obs)
 
     def _distribution(
         self, inputs: Nested, env_ids: Ints | None, state: Leaves
@@ -303,11 +315,18 @@ class DistributionAdapter(TorchAdapter):
             taken = taken.reshape(distribution.batch_shape + distribution.event_shape)
         return joint_log_prob(distribution, taken, rows)
 
-    def _values(self, inputs: Nested, rows: int, env_ids: Ints | None, state: Leaves) -> Floats:
+    def _values(
+        self, inputs: Nested, rows: int, env_ids: Ints | None, state: Leaves, *, watched: Nested = None
+    ) -> Floats:
+        """What the value function says; how it comes from the observations `watched` is remembered."""
         value = getattr(self._agent, "value", None)
         if value is None:
             return nothing(rows)
-        values = value(inputs, *self._remembered(state), **self._env_ids("value", env_ids))
+        remembered, asked = self._remembered(state), self._env_ids("value", env_ids)
+        with contextlib.nullcontext() if watched is None else self._fused.watching_values(inputs):
+            values = value(inputs, *remembered, **asked)
+        if watched is not None:
+            self._fused.learn_values(watched, values)
         return to_column(values, rows, "value")
 
 
@@ -359,6 +378,8 @@ class SB3Adapter(DistributionAdapter):
         actions, ours = draw(self._family, params, seed=0, env_ids=count, steps=np.zeros_like(count))
         return close(ours, joint_log_prob(distribution, self._action_tensor(actions), rows))
 
-    def _values(self, inputs: Nested, rows: int, env_ids: Ints | None, _: Leaves) -> Floats:
+    def _values(
+        self, inputs: Nested, rows: int, env_ids: Ints | None, _: Leaves, *, watched: Nested = None
+    ) -> Floats:
         values = self._agent.predict_values(inputs, **self._env_ids("predict_values", env_ids))
         return to_column(values, rows, "predict_values")

@@ -1,9 +1,9 @@
-"""What an agent does to its observations, operation by operation, as a program that NumPy can repeat."""
+"""What an agent does to its observations, operation by operation, as a program that repeats it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clusterenv import native
 from clusterenv.adapters.base import Array, Floats
 
 Op = Any
@@ -47,53 +48,40 @@ class Linear:
     """[inputs, outputs]"""
     bias: Floats | None
 
-    def __call__(self, x: Floats) -> Floats:
-        """The layer at x [n, inputs], in new memory."""
-        out: Floats = x @ self.weight
-        if self.bias is not None:
-            out += self.bias
-        return out
-
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """A NumPy function of each number, and perhaps of a constant [] or [features] beside it."""
+    """A function of each number, and perhaps of a constant [1] or [features] beside it."""
 
-    function: Callable[..., Any]
+    function: str
+    """As `native.Network` names it."""
     constant: Floats | None = None
-
-    def __call__(self, x: Floats) -> Floats:
-        """The function at x [n, features]; x may be written over."""
-        if self.constant is None:
-            self.function(x, out=x)
-        else:
-            self.function(x, self.constant, out=x)
-        return x
 
 
 Layer = Linear | Pointwise
 
 
-@dataclass(frozen=True, slots=True)
 class Program:
-    """From observations [n, ...] to numbers [n, width], all float32."""
+    """From observations [n, ...] to numbers [n, width], all float32; each row depends on itself alone."""
 
-    layers: tuple[Layer, ...]
-    width: int
-
-    @property
-    def cost(self) -> int:
+    def __init__(self, layers: Sequence[Layer], inputs: int) -> None:
+        """The layers in their order, of observations that have `inputs` numbers."""
+        self.cost = sum(layer.weight.size for layer in layers if isinstance(layer, Linear))
         """Multiplications for one row."""
-        return sum(layer.weight.size for layer in self.layers if isinstance(layer, Linear))
+        self.network = native.Network(inputs)
+        for layer in layers:
+            if isinstance(layer, Linear):
+                self.network.add_linear(layer.weight, layer.bias)
+            else:
+                self.network.add_pointwise(layer.function, layer.constant)
+        self.width = self.network.outputs
 
     def __call__(self, obs: Array) -> Floats:
         """The numbers at `obs`, in memory of their own."""
-        x = obs.reshape(len(obs), -1)
-        first = self.layers[0] if self.layers else None
-        x = np.ascontiguousarray(x, np.float32) if isinstance(first, Linear) else np.array(x, np.float32)
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        rows = len(obs)
+        out = np.empty((rows, self.width), np.float32)
+        self.network.run(np.ascontiguousarray(obs.reshape(rows, -1), np.float32), out)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +142,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen = self._seen.get(id(tensor))
         if self._broken or seen is None or seen.layers is None or not tensor.numel():
             return None
-        return Program(seen.layers, tensor.numel() // self._rows)
+        return Program(seen.layers, self.shape[1:].numel())
 
     def constant_row(self, tensor: Tensor) -> Floats | None:
         """The row that a tensor [n, features] repeats; None if it depends on the observations."""
@@ -321,26 +309,12 @@ def _linear(func: Op, rest: Sequence[Any], source: Tensor) -> tuple[Layer, ...] 
     return (Linear(_numbers(weight), None if bias is None else _numbers(bias)),)
 
 
-def _relu(x: Floats, out: Floats) -> Floats:
-    return np.maximum(x, np.float32(0), out=out)
-
-
-def _sigmoid(x: Floats, out: Floats) -> Floats:
-    np.tanh(np.multiply(x, np.float32(0.5), out=out), out=out)
-    out += np.float32(1)
-    return np.multiply(out, np.float32(0.5), out=out)
-
-
-_UNARY: dict[Any, Callable[..., Any]] = {
-    aten.tanh.default: np.tanh,
-    aten.relu.default: _relu,
-    aten.sigmoid.default: _sigmoid,
-}
-_WITH_CONSTANT: dict[Any, Callable[..., Any]] = {
-    aten.add.Tensor: np.add,
-    aten.sub.Tensor: np.subtract,
-    aten.mul.Tensor: np.multiply,
-    aten.div.Tensor: np.divide,
+_UNARY = {aten.tanh.default: "tanh", aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
+_WITH_CONSTANT = {
+    aten.add.Tensor: "add",
+    aten.sub.Tensor: "subtract",
+    aten.mul.Tensor: "multiply",
+    aten.div.Tensor: "divide",
 }
 
 
@@ -352,8 +326,8 @@ def _pointwise(func: Op, rest: Sequence[Any], source: Tensor, result: Tensor) ->
         return (Pointwise(_UNARY[func]),)
     if func is aten.clamp.default:
         low, high = (*rest, None, None)[:2]
-        bounds = ((np.maximum, low), (np.minimum, high))
-        return tuple(Pointwise(f, np.asarray(b, np.float32)) for f, b in bounds if b is not None)
+        bounds = (("maximum", low), ("minimum", high))
+        return tuple(Pointwise(f, np.array([b], np.float32)) for f, b in bounds if b is not None)
     if func in _WITH_CONSTANT and len(rest) == 1:
         constant = _row_constant(rest[0], source)
         return None if constant is None else (Pointwise(_WITH_CONSTANT[func], constant),)
@@ -361,14 +335,14 @@ def _pointwise(func: Op, rest: Sequence[Any], source: Tensor, result: Tensor) ->
 
 
 def _row_constant(value: object, source: Tensor) -> Floats | None:
-    """A number, or a row [features] that is the same for all rows of `source`."""
+    """A number [1], or a row [features] that is the same for all rows of `source`."""
     if isinstance(value, int | float):
-        return np.asarray(value, np.float32)
+        return np.array([value], np.float32)
     if not isinstance(value, Tensor) or value.dtype is not torch.float32:
         return None
     features = source.shape[1:].numel()
     if value.numel() == 1:
-        return _numbers(value).reshape(())
+        return _numbers(value).reshape(1)
     same_for_all = value.ndim < source.ndim or value.shape[0] == 1
     return _numbers(value).reshape(-1) if same_for_all and value.numel() == features else None
 
