@@ -15,12 +15,11 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "scale_rewards": False,
         },
         "LunarLander-v3": {
-            "total_steps": 1_000_000,
-            "learning_rate": 1.5e-3,
+            "total_steps": 2_000_000,
+            "learning_rate": 2e-3,
             "num_minibatches": 8,
-            "gamma": 0.999,
-            "gae_lambda": 0.98,
-            "entropy_coef": 0.01,
+            "gamma": 0.995,
+            "entropy_coef": 0.003,
         },
         "Pendulum-v1": {
             "total_steps": 500_000,
@@ -60,6 +59,7 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "LunarLander-v3": {
             "total_steps": 1_000_000,
+            "kl_threshold": "auto",
             "num_steps": 64,
             "passes": 6,
             "num_minibatches": 8,
