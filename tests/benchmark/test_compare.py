@@ -96,7 +96,10 @@ def test_procgen_scores_are_normalised_with_published_constants(
         run_folder(tmp_path / "2", gain=13, env_id="procgen:procgen-bigfish-v0", env_kwargs=easy),
         run_folder(tmp_path / "3"),
     ]
-    for name in {"clusterenv_procgen", *(name for name in sys.modules if name.startswith("clusterenv_procgen."))}:
+    for name in {
+        "clusterenv_procgen",
+        *(name for name in sys.modules if name.startswith("clusterenv_procgen.")),
+    }:
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     without = report(compare(records(folders)), None)
     assert "normalised scores need Procgen's constants: pip install" in without
