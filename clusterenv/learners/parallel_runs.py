@@ -12,8 +12,8 @@ import numpy as np
 from clusterenv.batches import EpisodeRecord
 from clusterenv.learners import parallel
 from clusterenv.learners.checkpoints import Checkpoint
-from clusterenv.learners.results import WINDOW, Returns
 from clusterenv.learners.runs import Summary
+from clusterenv.learners.tally import Tally
 from clusterenv.rollout import Rollout
 
 SUMS = ("weight_bytes_sent", "check_bytes_sent", "steps")
@@ -70,17 +70,14 @@ def _mean_losses(each: list[dict[str, Any]]) -> dict[str, float]:
     return means
 
 
-class Follower:
+class Follower(Tally):
     """The counters of a learner that is not the first: what `Run` has but for its files and its output."""
 
     def __init__(self, checkpoint_every: int) -> None:
         """Nothing has been done yet."""
-        self.steps = self.updates = self.episodes = 0
-        self.ended = "steps"
-        self._returns = Returns()
+        super().__init__()
         self._checkpoint_every = checkpoint_every
         self._milestones = 0
-        self._started = time.monotonic()
 
     def __enter__(self) -> Follower:
         """The counters themselves."""
@@ -89,25 +86,9 @@ class Follower:
     def __exit__(self, *_: object) -> None:
         """There is nothing to close."""
 
-    @property
-    def seconds(self) -> float:
-        """Since the run began."""
-        return time.monotonic() - self._started
-
-    def reached(self, goal: float | None) -> bool:
-        """As `Run.reached`."""
-        mean = self._returns.mean
-        return goal is not None and len(self._returns.last) == WINDOW and mean is not None and mean >= goal
-
     def log(self, rollout: Rollout, _: Mapping[str, Any], __: Mapping[str, float]) -> None:
         """Count one update made with `rollout`."""
-        self.steps += int(rollout.valid.sum())
-        self.updates += 1
-        self.episodes += len(rollout.episodes)
-        self._returns.take(
-            (episode.episode_return for episode in rollout.episodes),
-            (episode.length for episode in rollout.episodes),
-        )
+        self.count(rollout)
 
     def milestone_is_due(self) -> bool:
         """As `Run.milestone_is_due`."""

@@ -22,7 +22,7 @@ from clusterenv.learners.board import Board
 from clusterenv.learners.checkpoints import Checkpoint, remove_unfinished
 from clusterenv.learners.progress import ProgressLine, bytes_text, short_number
 from clusterenv.learners.resources import Resources
-from clusterenv.learners.results import FORMAT, WINDOW, Returns
+from clusterenv.learners.results import FORMAT, WINDOW
 from clusterenv.learners.resuming import RESUME_FILE
 from clusterenv.learners.run_folder import (
     CHECKPOINT_FILE,
@@ -35,6 +35,7 @@ from clusterenv.learners.run_folder import (
     make_folder,
 )
 from clusterenv.learners.sync_counts import added
+from clusterenv.learners.tally import Tally
 from clusterenv.machine import machine_facts
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Summary:
         return "\n".join(lines)
 
 
-class Run:
+class Run(Tally):
     """The folder and the counters of one run; as a context it shows and writes the summary at its end."""
 
     def __init__(
@@ -119,18 +120,15 @@ class Run:
         Raises:
             ConfigError: if the folder holds a run already, cannot be made, or takes no files.
         """
+        super().__init__()
         make_folder(folder, resume=resume)
         self.folder = folder
-        self.steps = self.updates = self.episodes = 0
         self._total_steps = total_steps
         self._weight_bytes = weight_bytes
         self._log_interval = log_interval
-        self._returns = Returns()
         self._resources = Resources()
         self._machine = machine_facts()
         self._began = datetime.now(UTC)
-        self.ended = "steps"
-        """Why the run ends, if nothing interrupts it: "steps", "duration" or "return"."""
         self._unwritten: Callable[[], None] | None = None
         self._checkpoint_every = checkpoint_every
         self._milestones = 0
@@ -184,25 +182,9 @@ class Run:
         """Mean return of the last episodes; None before the first has ended."""
         return self._returns.mean
 
-    @property
-    def seconds(self) -> float:
-        """Since the run began, without the time between an interruption and its resumption."""
-        return time.monotonic() - self._started
-
-    def reached(self, goal: float | None) -> bool:
-        """Whether a full window of episodes has a mean return of `goal` or above; never without a goal."""
-        mean = self._returns.mean
-        return goal is not None and len(self._returns.last) == WINDOW and mean is not None and mean >= goal
-
     def log(self, rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[str, float]) -> None:
         """Count one update made with `rollout`, and write and show what is known after it."""
-        self.steps += int(rollout.valid.sum())
-        self.updates += 1
-        self.episodes += len(rollout.episodes)
-        self._returns.take(
-            (episode.episode_return for episode in rollout.episodes),
-            (episode.length for episode in rollout.episodes),
-        )
+        self.count(rollout)
         self._stats = added(self._earlier, stats)
         self._workers = stats["workers"]
         collected = self._collected(rollout) | self._resources.row(stats)
