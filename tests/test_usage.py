@@ -18,16 +18,17 @@ def test_descendants_are_counted_while_they_live() -> None:
     code = "import sys; held = b'x' * (64 << 20); sys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read()"
     command = [sys.executable, "-c", code]
     alone, together = UsageWatch(descendants=False), UsageWatch(descendants=True)
+    others = together.look().memory_bytes - alone.look().memory_bytes  # a forkserver of other tests, say
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.read(1)
         own, all_of_them = alone.look(), together.look()
         child.communicate()
 
-    assert all_of_them.memory_bytes - own.memory_bytes > 60 << 20
+    assert all_of_them.memory_bytes - own.memory_bytes - others > 60 << 20
     assert 0 < own.cpu_s <= all_of_them.cpu_s
     assert own.memory_bytes <= 1.5 * psutil.Process().memory_info().rss
-    wait_until(lambda: abs(together.look().memory_bytes - alone.look().memory_bytes) < 16 << 20, 10)
+    wait_until(lambda: together.look().memory_bytes - alone.look().memory_bytes - others < 16 << 20, 10)
 
 
 def test_looks_are_seldom() -> None:

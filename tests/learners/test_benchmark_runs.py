@@ -35,7 +35,7 @@ def test_run_for_a_time_tells_its_returns_cost_and_options(tmp_path: Path) -> No
     results = json.loads((run / "benchmark_metrics.json").read_text())
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert results["ended"] == "duration"
-    assert 3.0 <= results["seconds"] < 100.0
+    assert 2.0 < results["seconds"] < 100.0  # of the last update, after which the time was asked for
     assert results["steps"] == rows[-1]["steps"] == 200 * results["updates"]
     assert results["last_100_return"] == rows[-1]["episode_return"]
     assert results["learner_cpu_s"] > 0
