@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
@@ -31,7 +30,7 @@ from clusterenv.errors import ConfigError, SpaceError
 from clusterenv.learners import command_line
 from clusterenv.learners.networks import Obs, feature_size, flatten, mlp
 from clusterenv.learners.options import Options, check
-from clusterenv.learners.replay import Replay, Rows
+from clusterenv.learners.replay import REPLAY_FILE, Replay, Rows, Sampler
 from clusterenv.learners.runs import Summary
 from clusterenv.learners.training import follow, launched, mean_of, training
 from clusterenv.learners.transitions import NStepTransitions, tensors, transition_dtype
@@ -50,7 +49,7 @@ class SACConfig(Options):
     replay_capacity: int = 1_000_000
     """Transitions that are kept."""
     replay_file: Path | None = None
-    """Keep them in this file, with which a later run of the same environment begins; none: in memory."""
+    """Keep them in this file, with which a later run of the same environment begins; none: one in run_dir."""
     learning_starts: int = 5_000
     """Transitions that must be there before learning starts."""
     replay_ratio: float = 128.0
@@ -259,25 +258,26 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         agent.to(place.device)
         learner = Learner(agent, config)
         transitions = NStepTransitions(*spaces, n_steps=config.n_steps, gamma=config.gamma)
-        sampling = np.random.default_rng(config.seed)
+        sampler = Sampler(
+            seed=config.seed,
+            batch_size=config.batch_size,
+            replay_ratio=config.replay_ratio,
+            learning_starts=config.learning_starts,
+        )
+        parts = {**learner.parts, "sampler": sampler}
+        file = config.replay_file or place.folder / REPLAY_FILE
+        spare = config.checkpoint_every + config.num_steps * env.num_envs  # a milestone may be a rollout late
         with (
-            Replay(config.replay_capacity, transition_dtype(*spaces), config.replay_file) as replay,
-            training("sac", config, place, learner.parts, acting=agent) as run,
+            Replay(config.replay_capacity, transition_dtype(*spaces), file, spare=spare) as replay,
+            training("sac", config, place, {**parts, "replay": replay}, acting=agent) as run,
         ):
             env.reset(seed=run.reset_seed)
-            owed = 0.0  # transitions to learn from
             while run.goes_on:
                 rollout = env.rollout(agent, num_steps=config.num_steps)
                 rows = transitions(rollout)
                 replay.add(rows)
-                logs: list[dict[str, Tensor]] = []
-                if len(replay) >= config.learning_starts:
-                    owed += len(rows) * config.replay_ratio
-                while owed >= config.batch_size:
-                    owed -= config.batch_size
-                    logs.append(learner.update(replay.sample(config.batch_size, sampling)))
+                logs = [learner.update(sampled) for sampled in sampler.batches(replay, len(rows))]
                 if run.log(rollout, env.stats(), mean_of(logs) | {"replay": len(replay)}):  # a milestone
-                    replay.flush()
                     transitions.start_over()
                     env.reset(seed=run.reset_seed)
     return run.summary()
