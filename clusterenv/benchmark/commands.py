@@ -13,6 +13,7 @@ from clusterenv.benchmark.aaps_report import AapsReport
 from clusterenv.benchmark.aaps_weights import WeightsBenchmark
 from clusterenv.benchmark.discovery import DiscoveryBenchmark
 from clusterenv.benchmark.profile import ProfileBenchmark
+from clusterenv.benchmark.recorded import RecordedBenchmark
 from clusterenv.benchmark.rollout import RolloutBenchmark
 from clusterenv.benchmark.scale import ScaleBenchmark
 from clusterenv.benchmark.throughput import ThroughputBenchmark
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "aaps-weights": WeightsBenchmark,
     "discovery": DiscoveryBenchmark,
     "profile": ProfileBenchmark,
+    "recorded": RecordedBenchmark,
     "rollout": RolloutBenchmark,
     "scale": ScaleBenchmark,
     "throughput": ThroughputBenchmark,
