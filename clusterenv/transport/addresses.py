@@ -117,6 +117,11 @@ def read_interfaces() -> list[Interface]:
     ]
 
 
+def is_own_endpoint(text: str) -> bool:
+    """Whether the address of an endpoint, as ZeroMQ writes it, is one of this host."""
+    return _is_own_address(text.removeprefix("tcp://").rpartition(":")[0].strip("[]"))
+
+
 def _fits(item: Interface, selection: str) -> bool:
     if item.name == selection:
         return True

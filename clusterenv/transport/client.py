@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import zmq
 
 from clusterenv.errors import ConnectError, ProtocolError
+from clusterenv.transport.addresses import is_own_endpoint
 from clusterenv.transport.codec import Buffer, Envelope, Side, decode, encode
 from clusterenv.transport.curve import Connection, require_curve
 from clusterenv.transport.dialing import Line, dial
-from clusterenv.transport.messages import Message
+from clusterenv.transport.lending import Lender
+from clusterenv.transport.messages import Lent, Message
 from clusterenv.transport.sockets import (
     EXPRESS_SUFFIX,
     Socket,
@@ -36,6 +38,7 @@ class Client:
         self._incarnation = incarnation
         self._context: zmq.Context[Socket] = zmq.Context(io_threads=1)
         self._lines: list[Line] = []
+        self._lender = Lender(is_near=False)
         self._poller = zmq.Poller()
         self._fds: tuple[int, ...] = ()
 
@@ -59,9 +62,10 @@ class Client:
         for each in self._lines:
             self._poller.register(each.socket, zmq.POLLIN)
             self._poller.register(each.monitor, zmq.POLLIN)
+        self._lender = Lender(is_near=is_own_endpoint(line.endpoint))
 
     def send(self, message: Message, frames: Sequence[Buffer] = (), *, sequence: int) -> int:
-        """Queue a message and return its size in bytes.
+        """Queue a message and return its size in bytes, without what a head on this machine finds in memory.
 
         Large frames are not copied: they must not change until the head has answered.
 
@@ -69,6 +73,11 @@ class Client:
             ConnectError: if the connection was lost, or the head does not read.
             ProtocolError: if the message is larger than the head accepts.
         """
+        nbytes = self._send(message, frames, sequence)
+        offer = self._lender.offer()
+        return nbytes if offer is None else nbytes + self._send(offer, (), 0)
+
+    def _send(self, message: Message, frames: Sequence[Buffer], sequence: int) -> int:
         if not self._lines:
             raise ConnectError("not connected to a head")
         parts, nbytes = encode(
@@ -78,6 +87,7 @@ class Client:
             incarnation=self._incarnation,
             sequence=sequence,
             max_message_bytes=self._connection.max_message_bytes,
+            lend=self._lender.lend,
         )
         line = self._lines[1 if is_express(message) else 0]
         try:
@@ -133,14 +143,16 @@ class Client:
                     f"a message of {seen} parts, which are too many or exceed "
                     f"max_message_bytes = {self._connection.max_message_bytes}"
                 )
-            envelopes.append(
-                decode(
-                    [part.buffer for part in parts],
-                    sender=Side.HEAD,
-                    run_id=self._connection.run_id,
-                    max_message_bytes=self._connection.max_message_bytes,
-                )
+            envelope = decode(
+                [part.buffer for part in parts],
+                sender=Side.HEAD,
+                run_id=self._connection.run_id,
+                max_message_bytes=self._connection.max_message_bytes,
             )
+            if isinstance(envelope.message, Lent):
+                self._lender.on_answer(envelope.message)
+            else:
+                envelopes.append(envelope)
         return envelopes
 
     def _check(self, line: Line) -> None:

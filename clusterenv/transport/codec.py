@@ -1,13 +1,14 @@
 """Messages to bytes and back: a fixed header, a MessagePack body, raw frames; nothing is ever unpickled.
 
-One message is one ZeroMQ multipart message: header and body together, then the frames (`docs/protocol.md`).
+One message is one ZeroMQ multipart message: header and body together, then the frames (`docs/protocol.md`);
+if some of them are lent, a last part says where they are (see `lending`).
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,18 @@ from clusterenv.errors import ProtocolError
 from clusterenv.transport.messages import KINDS, PROTOCOL_VERSION, Message
 
 Buffer = NDArray[Any] | memoryview | bytes
+Parts = list[memoryview | bytes]
+Lending = Callable[[Sequence[memoryview | bytes]], tuple[Parts, bytes] | None]
+"""Gives the frames without what it lends, and the part that says where that is; None if it lends nothing."""
+Borrowing = Callable[[Sequence[memoryview], memoryview], list[memoryview]]
+"""Gives the frames with what was lent in its places."""
 
 MAGIC = b"CENV"
 HEADER = struct.Struct("<4sHHQIQ")
 """Magic, protocol version, kind, run id, incarnation, sequence: 28 bytes."""
+
+LENT = 1 << 15
+"""Bit of the kind of a message some of whose frames are lent."""
 
 FIRST_HEAD_KIND = 32
 """Kinds below come from workers only, the others from the head only."""
@@ -69,18 +78,28 @@ def encode(
     incarnation: int,
     sequence: int,
     max_message_bytes: int,
-) -> tuple[list[memoryview | bytes], int]:
+    lend: Lending | None = None,
+) -> tuple[Parts, int]:
     """The parts of a message, and their size in bytes; large frames are views of the caller's memory.
+
+    Frames that `lend` takes are no parts.
 
     Raises:
         ProtocolError: if the message is larger than its receiver accepts.
     """
     kind = _KIND_OF[type(message)]
-    header = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, run_id, incarnation, sequence)
-    parts = [header + _ENCODER.encode(message), *map(_flat, frames)]
-    nbytes = sum(map(_size, parts))
+    body = _ENCODER.encode(message)
+    flat: Parts = [_flat(frame) for frame in frames]
+    nbytes = HEADER.size + len(body) + sum(map(_size, flat))
     _check_size(type(message).__name__, len(frames), nbytes, max_message_bytes)
-    return parts, nbytes
+    lent = None if lend is None else lend(flat)
+    if lent is not None:
+        flat, table = lent
+        flat.append(table)
+        kind |= LENT
+        nbytes = HEADER.size + len(body) + sum(map(_size, flat))
+    header = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, run_id, incarnation, sequence)
+    return [header + body, *flat], nbytes
 
 
 def decode(
@@ -90,8 +109,9 @@ def decode(
     run_id: int,
     max_message_bytes: int,
     peer: bytes = b"",
+    borrow: Borrowing | None = None,
 ) -> Envelope:
-    """The message that `parts` hold, every claim in it checked.
+    """The message that `parts` hold, every claim in it checked; `borrow` finds frames that were lent.
 
     Raises:
         ProtocolError: naming what was seen, for anything that `sender` may not send in this run.
@@ -99,10 +119,14 @@ def decode(
     if not parts:
         raise ProtocolError("a message without a header")
     head, *frames = parts
-    kind, incarnation, sequence = _read_header(head, sender, run_id)
+    kind, is_lent, incarnation, sequence = _read_header(head, sender, run_id)
     name = KINDS[kind].__name__
     nbytes = sum(map(_size, parts))
-    _check_size(name, len(frames), nbytes, max_message_bytes)
+    if is_lent:
+        if borrow is None or not frames:
+            raise ProtocolError(f"{name} with frames in memory that this side has not asked for")
+        frames = borrow(frames[:-1], frames[-1])
+    _check_size(name, len(frames), head.nbytes + sum(map(_size, frames)), max_message_bytes)
     try:
         message = _DECODERS[kind].decode(head[HEADER.size :])
     except (
@@ -114,8 +138,8 @@ def decode(
     return Envelope(peer, incarnation, sequence, message, [_aligned(frame) for frame in frames], nbytes)
 
 
-def _read_header(head: memoryview, sender: Side, run_id: int) -> tuple[int, int, int]:
-    """Kind, incarnation and sequence."""
+def _read_header(head: memoryview, sender: Side, run_id: int) -> tuple[int, bool, int, int]:
+    """Kind, whether frames are lent, incarnation and sequence."""
     if head.nbytes < HEADER.size:
         raise ProtocolError(f"a header of {head.nbytes} bytes; expected {HEADER.size}")
     magic, version, kind, run, incarnation, sequence = HEADER.unpack_from(head)
@@ -128,11 +152,12 @@ def _read_header(head: memoryview, sender: Side, run_id: int) -> tuple[int, int,
         )
     if run != run_id:
         raise ProtocolError(f"a message of run {run:016x}; this is run {run_id:016x}")
+    kind, is_lent = kind & ~LENT, bool(kind & LENT)
     if kind not in KINDS:
         raise ProtocolError(f"kind {kind}, which does not exist in protocol version {version}")
     if (sender is Side.HEAD) != (kind >= FIRST_HEAD_KIND):
         raise ProtocolError(f"kind {kind} ({KINDS[kind].__name__}), which {sender.value} may not send")
-    return kind, incarnation, sequence
+    return kind, is_lent, incarnation, sequence
 
 
 def _check_size(name: str, num_frames: int, nbytes: int, max_message_bytes: int) -> None:

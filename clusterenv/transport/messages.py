@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Text = Annotated[str, Meta(max_length=1 << 20)]
@@ -173,6 +173,15 @@ class Goodbye(Message, frozen=True, kw_only=True):
     reason: Text
 
 
+class Lend(Message, frozen=True, kw_only=True):
+    """Memory for frames that need not travel: a head on the worker's own machine may map it."""
+
+    pid: Count
+    descriptor: Count
+    nbytes: Count
+    nonce: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
 # --- head to worker -------------------------------------------------------------------------------------
 
 
@@ -324,6 +333,13 @@ class CloseCommand(Message, frozen=True, kw_only=True):
     reason: Text
 
 
+class Lent(Message, frozen=True, kw_only=True):
+    """Answers Lend: whether the head has mapped the memory with this nonce."""
+
+    nonce: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    mapped: bool
+
+
 KINDS: dict[int, type[Message]] = {
     1: Hello,
     2: Ready,
@@ -339,6 +355,7 @@ KINDS: dict[int, type[Message]] = {
     12: CallReply,
     13: StreamEnded,
     14: Used,
+    15: Lend,
     32: Welcome,
     33: Refused,
     34: HeartbeatAck,
@@ -355,5 +372,6 @@ KINDS: dict[int, type[Message]] = {
     45: Published,
     46: Room,
     47: StopStream,
+    49: Lent,
 }
 """Number on the wire of each kind: up to 31 from workers, from 32 on from the head."""

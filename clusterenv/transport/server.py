@@ -10,14 +10,16 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import zmq
 
 from clusterenv.errors import ProtocolError, StateError
 from clusterenv.transport.codec import Buffer, Envelope, Side, decode, encode
 from clusterenv.transport.curve import RunKeys, require_curve
+from clusterenv.transport.lending import Borrower
 from clusterenv.transport.listening import listen, make_router
-from clusterenv.transport.messages import Message, Refused
+from clusterenv.transport.messages import Lend, Message, Refused
 from clusterenv.transport.sockets import (
     EXPRESS_SUFFIX,
     ROUTING_ID_BYTES,
@@ -58,6 +60,7 @@ class Server:
         interface: str | None = None,
         max_message_bytes: int,
         heartbeat_s: float,
+        shared_memory: bool = True,
     ) -> None:
         """Listen and serve.
 
@@ -70,6 +73,7 @@ class Server:
             interface: name, address or subnet to listen on; none: everywhere.
             max_message_bytes: size of the largest message, in both directions.
             heartbeat_s: seconds between two signs of life on an idle connection.
+            shared_memory: whether large frames of workers on this machine may come through memory.
 
         Raises:
             LaunchError: if no port is free, no address is fit, or ZeroMQ cannot encrypt.
@@ -84,6 +88,7 @@ class Server:
         self._on_message = on_message
         self._max_message_bytes = max_message_bytes
         self._logged: set[tuple[str, bytes]] = set()
+        self._borrower = Borrower(borrows=shared_memory)
         self._close_by: float | None = None
         self._pid = os.getpid()
         self._lock = (
@@ -220,8 +225,15 @@ class Server:
             except ProtocolError as error:
                 self._refuse(identity, parts[-1], error)
             else:
-                self._hand_over(envelope)
+                if isinstance(envelope.message, Lend):
+                    self._answer_offer(envelope, envelope.message)
+                else:
+                    self._hand_over(envelope)
         return True
+
+    def _answer_offer(self, envelope: Envelope, offer: Lend) -> None:
+        lent = self._borrower.on_offer(envelope.peer, offer)
+        self.send(envelope.peer, lent, incarnation=envelope.incarnation, sequence=0)
 
     def _open(self, identity: bytes, parts: list[zmq.Frame], seen: int) -> Envelope:
         if identity[ROUTING_ID_BYTES:] not in (b"", EXPRESS_SUFFIX) or len(identity) < ROUTING_ID_BYTES:
@@ -231,12 +243,14 @@ class Server:
                 f"a message of {seen} parts, which are too many or exceed "
                 f"max_message_bytes = {self._max_message_bytes}"
             )
+        peer = identity[:ROUTING_ID_BYTES]
         return decode(
             [part.buffer for part in parts[1:]],
             sender=Side.WORKER,
             run_id=self._run_id,
             max_message_bytes=self._max_message_bytes,
-            peer=identity[:ROUTING_ID_BYTES],
+            peer=peer,
+            borrow=partial(self._borrower.fetch, peer),
         )
 
     def _hand_over(self, envelope: Envelope) -> None:

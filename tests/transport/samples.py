@@ -88,6 +88,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (m.CallReply(), [b"results"]),
         (m.StreamEnded(abandoned=1), [np.zeros((2, 3), dtype=np.float32)]),
         (m.Used(cpu_s=12.5, memory_bytes=3 << 28), []),
+        (m.Lend(pid=4711, descriptor=9, nbytes=1 << 20, nonce=(1 << 62) + 5), []),
         (
             m.Welcome(
                 rank=1,
@@ -134,5 +135,6 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (m.Published(version=9, reference=REFERENCE, has_weights=False), [THETA]),
         (m.Room(fragments=1), []),
         (m.StopStream(), []),
+        (m.Lent(nonce=(1 << 62) + 5, mapped=True), []),
     ]
 }
