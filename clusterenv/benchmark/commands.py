@@ -14,6 +14,7 @@ from clusterenv.benchmark.aaps_weights import WeightsBenchmark
 from clusterenv.benchmark.cluster import ClusterBenchmark
 from clusterenv.benchmark.discovery import DiscoveryBenchmark
 from clusterenv.benchmark.profile import ProfileBenchmark
+from clusterenv.benchmark.recorded import RecordedBenchmark
 from clusterenv.benchmark.rollout import RolloutBenchmark
 from clusterenv.benchmark.scale import ScaleBenchmark
 from clusterenv.benchmark.throughput import ThroughputBenchmark
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "cluster": ClusterBenchmark,
     "discovery": DiscoveryBenchmark,
     "profile": ProfileBenchmark,
+    "recorded": RecordedBenchmark,
     "rollout": RolloutBenchmark,
     "scale": ScaleBenchmark,
     "throughput": ThroughputBenchmark,
