@@ -31,7 +31,7 @@ from clusterenv.learners.options import Options, check
 from clusterenv.learners.replay import REPLAY_FILE, Replay, Rows, Sampler
 from clusterenv.learners.runs import Summary
 from clusterenv.learners.training import follow, launched, mean_of, training
-from clusterenv.learners.transitions import NStepTransitions, transition_dtype
+from clusterenv.learners.transitions import NStepTransitions, tensors, transition_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +146,14 @@ def q_loss(
     agent: Agent, target: nn.Module, rows: Rows, config: DQNConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss over replayed transitions [n], and what to log of it."""
-    obs, next_obs = torch.from_numpy(rows["obs"]), torch.from_numpy(rows["next_obs"])
-    actions = torch.from_numpy(rows["action"]) - agent.first_action
+    batch = tensors(rows, agent.epsilons.device)
+    actions = batch["action"] - agent.first_action
     with torch.no_grad():
-        following = target(next_obs)
-        chosen = (agent.q(next_obs) if config.double else following).argmax(-1, keepdim=True)
+        following = target(batch["next_obs"])
+        chosen = (agent.q(batch["next_obs"]) if config.double else following).argmax(-1, keepdim=True)
         best = following.gather(1, chosen).squeeze(1)
-        targets = torch.from_numpy(rows["reward"]) + torch.from_numpy(rows["discount"]) * best
-    values = agent.q(obs).gather(1, actions[:, None]).squeeze(1)
+        targets = batch["reward"] + batch["discount"] * best
+    values = agent.q(batch["obs"]).gather(1, actions[:, None]).squeeze(1)
     loss = functional.smooth_l1_loss(values, targets)
     return loss, {"q_loss": loss.detach(), "q": values.detach().mean()}
 
@@ -187,6 +187,7 @@ def train(config: DQNConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     with launched("dqn", config, launcher) as (env, place):
         spaces = env.single_observation_space, env.single_action_space
         agent = Agent(*spaces, **config.agent_options)
+        agent.to(place.device)
         target = copy.deepcopy(agent.q)
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         transitions = NStepTransitions(*spaces, n_steps=config.n_steps, gamma=config.gamma)

@@ -33,7 +33,7 @@ from clusterenv.learners.options import Options, check
 from clusterenv.learners.replay import REPLAY_FILE, Replay, Rows, Sampler
 from clusterenv.learners.runs import Summary
 from clusterenv.learners.training import follow, launched, mean_of, training
-from clusterenv.learners.transitions import NStepTransitions, transition_dtype
+from clusterenv.learners.transitions import NStepTransitions, tensors, transition_dtype
 
 LOG_STD_RANGE = (-5.0, 2.0)
 
@@ -179,11 +179,12 @@ class Learner:
     """The agent with all that learning needs beside it."""
 
     def __init__(self, agent: Agent, config: SACConfig) -> None:
-        """Begin with target critics that are the critics."""
+        """Begin with target critics that are the critics, on the agent's device."""
         self.agent = agent
-        self.critics = Critics(feature_size(agent.observation_space) + agent.size, config.hidden)
+        device = agent.low.device
+        self.critics = Critics(feature_size(agent.observation_space) + agent.size, config.hidden).to(device)
         self.target = copy.deepcopy(self.critics)
-        self.log_alpha = nn.ParameterList([torch.tensor(math.log(config.start_alpha))])
+        self.log_alpha = nn.ParameterList([torch.tensor(math.log(config.start_alpha))]).to(device)
         self.config = config
         self.target_entropy = -agent.size if config.target_entropy is None else config.target_entropy
         tuned = [*agent.parameters(), *self.log_alpha]
@@ -200,19 +201,20 @@ class Learner:
 
     def critic_loss(self, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of both critics over replayed transitions [n], and what to log of it."""
-        next_obs = torch.from_numpy(rows["next_obs"])
+        batch = tensors(rows, self.agent.low.device)
+        next_obs = batch["next_obs"]
         with torch.no_grad():
             next_actions, log_probs = self.agent.sample(next_obs)
             best = self.target(next_obs, next_actions).min(0).values - self.log_alpha[0].exp() * log_probs
-            targets = torch.from_numpy(rows["reward"]) + torch.from_numpy(rows["discount"]) * best
-        taken = self.agent.scaled(torch.from_numpy(rows["action"]))
-        values = self.critics(torch.from_numpy(rows["obs"]), taken)
+            targets = batch["reward"] + batch["discount"] * best
+        taken = self.agent.scaled(batch["action"])
+        values = self.critics(batch["obs"], taken)
         loss = 0.5 * ((values - targets) ** 2).mean(1).sum()
         return loss, {"critic_loss": loss.detach(), "q": values.detach().mean()}
 
     def policy_loss(self, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of policy and temperature, which do not see each other's gradient, and what to log."""
-        obs = torch.from_numpy(rows["obs"])
+        obs = tensors(rows, self.agent.low.device)["obs"]
         actions, log_probs = self.agent.sample(obs)
         alpha = self.log_alpha[0].exp()
         policy_loss = (alpha.detach() * log_probs - self.critics(obs, actions).min(0).values).mean()
@@ -253,6 +255,7 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     with launched("sac", config, launcher) as (env, place):
         spaces = env.single_observation_space, env.single_action_space
         agent = Agent(*spaces, **config.agent_options)
+        agent.to(place.device)
         learner = Learner(agent, config)
         transitions = NStepTransitions(*spaces, n_steps=config.n_steps, gamma=config.gamma)
         sampler = Sampler(
