@@ -126,7 +126,7 @@ class Samples:
 def make_samples(
     agent: Agent, prox: Actor | None, rollout: Rollout, config: IMPALAConfig, reward_scale: RewardScale | None
 ) -> Samples:
-    """The rows to learn from, with the values of `agent` as it is when called, which may be pi_prox itself."""
+    """The rows to learn from, with the values of `agent` as it is when called; it may be pi_prox itself."""
     batch = rollout.torch(agent.device)
     valid = batch.valid
     features, actions = agent.features(batch.obs), agent.action_targets(batch.actions)  # [T, N, ...]
