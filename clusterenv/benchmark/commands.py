@@ -11,6 +11,7 @@ import tyro
 from clusterenv.benchmark.aaps import AapsSweep
 from clusterenv.benchmark.aaps_report import AapsReport
 from clusterenv.benchmark.aaps_weights import WeightsBenchmark
+from clusterenv.benchmark.cluster import ClusterBenchmark
 from clusterenv.benchmark.discovery import DiscoveryBenchmark
 from clusterenv.benchmark.profile import ProfileBenchmark
 from clusterenv.benchmark.recorded import RecordedBenchmark
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "aaps": AapsSweep,
     "aaps-report": AapsReport,
     "aaps-weights": WeightsBenchmark,
+    "cluster": ClusterBenchmark,
     "discovery": DiscoveryBenchmark,
     "profile": ProfileBenchmark,
     "recorded": RecordedBenchmark,

@@ -216,12 +216,14 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
         parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
-        with training("ppo", config, place, parts, acting=agent) as run:
+        # Workers' values are not used. Of images they cost as much as acting; of vectors next to nothing.
+        actor = agent.without_critic() if agent.images else agent
+        with training("ppo", config, place, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             while run.goes_on:
                 if config.anneal_lr:
                     optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
-                rollout = env.rollout(agent, num_steps=config.num_steps)
+                rollout = env.rollout(actor, num_steps=config.num_steps)
                 samples = make_samples(agent, rollout, config, reward_scale)
                 losses = update(agent, optimizer, samples, config, shuffling)
                 agent.observe(rollout.obs, rollout.valid)
