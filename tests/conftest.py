@@ -22,7 +22,7 @@ LAUNCHERS = {
 }
 
 
-settings.register_profile("clusterenv", settings(drawn(100), deadline=200))
+settings.register_profile("clusterenv", settings(drawn(100), deadline=None))
 settings.load_profile("clusterenv")
 
 
