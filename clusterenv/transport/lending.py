@@ -184,7 +184,7 @@ class Borrower:
             raise ProtocolError("frames in memory that was not offered")
         lease = memory.room[:]
         weakref.finalize(lease, memory.words.__setitem__, GIVEN_BACK, loan & ((1 << 63) - 1)).atexit = False
-        view = memoryview(lease).toreadonly()
+        view = lease.data.toreadonly()
         whole = list(frames)
         for number, start, nbytes in FRAME.iter_unpack(table[LOAN.size :]):
             if number >= len(frames) or len(frames[number]) or nbytes > len(lease) - min(start, len(lease)):

@@ -1,4 +1,4 @@
-"""Large frames of a worker on the head's machine: where they lie, when that is free again, what is refused."""
+"""Large frames of a worker on the head's machine: where they lie, when it is free again, what is refused."""
 
 from __future__ import annotations
 
