@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import sys
 import tempfile
 import threading
@@ -73,6 +74,7 @@ def open_session(
     runners = _runners(launcher, counts)
     welcomes = _welcomes(config, source, counts, noise_seed, runners)
     head = Head(welcomes, config, (layouts[0].digest, layouts[1].digest))
+    head.layouts = layouts
     if isinstance(launcher, LocalConfig) and launcher.serial:
         return SerialSession(head)
     return LocalSession(head, config, launcher, name)
@@ -120,6 +122,7 @@ def _welcomes(
             step_timeout_s=float(config.step_timeout_s),
             backend=source.backend,
             env_rebuilds=config.env_rebuilds,
+            head_host=socket.gethostname() if config.shared_memory else "",
         )
         welcomes.append((welcome, blobs))
         first += count
