@@ -7,12 +7,11 @@ imported, so that forking stays safe; how many it uses later is in the environme
 from __future__ import annotations
 
 import gc
-import signal
 
-# Slurm signals every process of a step, but it is the worker that says goodbye and then ends us. Handlers and
-# not SIG_IGN, which the programs that environments start would inherit.
-for _number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(_number, lambda *_: None)
+from clusterenv.lifetime import outlive_signals
+
+# Slurm signals every process of a step, but it is the worker that says goodbye and then ends us.
+outlive_signals()
 
 gc.disable()  # a tenth of the time of these imports is collections, which find nothing
 

@@ -8,18 +8,53 @@ import os
 import resource
 import signal
 import sys
+from types import FrameType
 from typing import Final
 
 import psutil
 
 PR_SET_PDEATHSIG: Final = 1
 MOST_DESCRIPTORS: Final = 1 << 16
+OUTLIVED: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def end_with_parent() -> None:
     """The kernel kills this process as soon as the thread that started it ends (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def outlive_signals() -> None:
+    """The signals of a job's end do nothing to this process, whose parent ends it.
+
+    By handlers and not by SIG_IGN, which the programs that environments start would inherit.
+    """
+    for number in OUTLIVED:
+        signal.signal(number, _heard)
+
+
+def let_forks_end() -> None:
+    """What is forked from here ends by signals again, as `Process.terminate` and `Pool` need it."""
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_end_by_signals)
+
+
+def _heard(_: int, __: FrameType | None) -> None:
+    """Do nothing."""
+
+
+def _hold_back() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, OUTLIVED)  # one that comes before the child is ready is not lost
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OUTLIVED)
+
+
+def _end_by_signals() -> None:
+    for number in OUTLIVED:
+        if signal.getsignal(number) is _heard:  # and not a handler of the environment's own
+            signal.signal(number, signal.SIG_DFL)
+    _let_through()
 
 
 def kill_tree(pid: int) -> None:

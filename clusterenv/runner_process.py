@@ -33,7 +33,7 @@ from clusterenv.commands import (
 )
 from clusterenv.lane import Lane
 from clusterenv.layout import SpaceLayout
-from clusterenv.lifetime import end_with_parent
+from clusterenv.lifetime import end_with_parent, let_forks_end
 from clusterenv.runner import Runner
 
 LOOK_S = 1.0
@@ -90,6 +90,7 @@ def serve(connection: Connection, setup: RunnerSetup) -> None:
 
 def _live_no_longer_than_the_worker() -> None:
     end_with_parent()
+    let_forks_end()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to handle
     # The forkserver, whose end ends this process, lives until nobody holds this descriptor. A runner that
     # hangs would hold it for ever.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from hypothesis import settings
 
 from clusterenv import LocalConfig
 from clusterenv.monitor.finding import find_runs
+from tests.long_form import LONG, LONG_TIMEOUT_S, drawn
 
 LAUNCHERS = {
     "serial": LocalConfig(serial=True),
@@ -22,9 +22,15 @@ LAUNCHERS = {
 }
 
 
-# A change breaks tests or does not: only the long form draws examples that no run has tried before.
-settings.register_profile("clusterenv", derandomize="CLUSTERENV_LONG" not in os.environ)
+settings.register_profile("clusterenv", settings(drawn(100), deadline=200))
 settings.load_profile("clusterenv")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What draws more takes longer."""
+    for item in items if LONG else ():
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S), append=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

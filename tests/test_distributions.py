@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from clusterenv import distributions as d
 from clusterenv.distributions import Family, Kind
+from tests.long_form import drawn
 from tests.reference import kl as slow_kl
 from tests.reference import sampling
 
@@ -95,7 +96,7 @@ def test_kl_has_the_textbook_value(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(data=st.data())
 def test_kl_is_its_slow_twin_and_never_nan(family: Family, dtype: Any, data: st.DataObject) -> None:
     p = data.draw(parameters(family, dtype))
@@ -132,7 +133,7 @@ def test_kl_of_nan_is_nan_so_that_a_threshold_never_passes_it() -> None:
         assert np.isnan(d.kl(Family(kind, (size,)), bad, np.zeros_like(bad))).all()
 
 
-@settings(deadline=None)
+@drawn(100)
 @given(st.lists(st.tuples(st.floats(-20, 0), st.floats(-20, 0)), min_size=1, max_size=5))
 def test_k3_is_its_slow_twin_and_never_negative(pairs: list[tuple[float, float]]) -> None:
     behaviour, target = np.array(pairs).T
@@ -154,7 +155,7 @@ def test_k3_estimates_the_kl_of_the_policy_that_acted() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(data=st.data())
 def test_sample_is_its_slow_twin(family: Family, data: st.DataObject) -> None:
     params = data.draw(parameters(family))

@@ -11,16 +11,17 @@ import msgspec
 import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from clusterenv import infos
 from clusterenv.errors import ProtocolError
 from clusterenv.infos import batch_infos, decode_infos, encode_infos, plain_info, unbatch_infos
+from tests.long_form import drawn
 from tests.spaces import assert_same
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+EXAMPLES = drawn(60)
 DTYPES = (
     hnp.boolean_dtypes() | hnp.integer_dtypes() | hnp.floating_dtypes() | hnp.unicode_string_dtypes(max_len=4)
 )

@@ -13,14 +13,15 @@ import pytest
 from gymnasium import spaces
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
-from hypothesis import given, settings
+from hypothesis import given
 
 from clusterenv.errors import ActionError, SpaceError
 from clusterenv.layout import SpaceLayout
 from tests.contract.spaces import any_action_space, any_space
+from tests.long_form import drawn
 from tests.spaces import assert_same, fixed_size, with_leaves
 
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+EXAMPLES = drawn(60)
 NESTED = spaces.Dict(
     {"pos": spaces.Box(-1, 1, (2,), np.float32), "pair": spaces.Tuple([spaces.Discrete(3)] * 2)}
 )

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from clusterenv.native import pack_rows
+from tests.long_form import drawn
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]
 
@@ -46,7 +47,7 @@ def batches(draw: st.DrawFn) -> tuple[list[NDArray[Any]], NDArray[Any]]:
     return [strided(row, draw(st.integers(0, 3))) for row in batch], batch
 
 
-@settings(deadline=None)
+@drawn(100)
 @given(batches(), st.booleans())
 def test_pack_rows_is_stack_bit_for_bit(case: tuple[list[NDArray[Any]], NDArray[Any]], apart: bool) -> None:
     rows, batch = case

@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from clusterenv.native import sample_rows
+from tests.long_form import drawn
 from tests.reference import sampling
 
 UINT64 = st.integers(0, 2**64 - 1)
 
 
-@settings(deadline=None)
+@drawn(100)
 @given(
     hnp.arrays(np.bool_, st.integers(0, 60)), st.integers(0, 70), UINT64, st.integers(0, 2**32 - 1), UINT64
 )

@@ -505,6 +505,32 @@ def test_env_may_start_processes_of_its_own(start: Start) -> None:
     assert answers(start, helped) == [7]
 
 
+def test_env_may_end_processes_of_its_own(start: Start) -> None:
+    def exit_code() -> float:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        child.start()
+        child.terminate()
+        child.join(20)
+        child.kill()
+        return float(child.exitcode or 0)
+
+    assert answers(start, exit_code) == [-signal.SIGTERM]
+
+
+def test_runner_outlives_signals_after_it_has_forked(start: Start) -> None:
+    def forked() -> float:
+        child = multiprocessing.get_context("fork").Process(target=int)
+        child.start()
+        child.join(20)
+        return float(child.exitcode or 0)
+
+    pool = start([functools.partial(Asks, forked)], 1)
+    assert reset(carrier(pool), 1).obs[0].tolist() == [[0]]
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(pool.pids()[0], number)
+    assert reset(carrier(pool), 1).obs[0].tolist() == [[0]]
+
+
 def test_env_finds_modules_of_the_given_path(start: Start, tmp_path: Path) -> None:
     (tmp_path / "only_on_the_head.py").write_text("from tests.envs import Count\nclass Mine(Count): pass\n")
     setup = setup_for([Count], sys_path=[str(tmp_path), ROOT])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterenv.batches import ResetBatch, StepBatch
@@ -20,6 +20,7 @@ from clusterenv.errors import EnvError, SpaceError, StateError
 from clusterenv.infos import batch_infos, decode_infos
 from clusterenv.shard import Shard
 from tests.envs import Count, Echo, Fails, Nested, Pays, RandomObs, ReusingCount, Sampled, Tells
+from tests.long_form import drawn
 from tests.spaces import assert_same, fixed_size, with_leaves
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
@@ -240,7 +241,7 @@ def test_seeded_episodes_are_those_of_sync_vector_env(mode: AutoresetMode) -> No
         assert_unordered(vector.step([0] * 8), sync.step(np.zeros(8, np.int64)))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@drawn(60)
 @given(
     space=fixed_size(),
     action_space=with_leaves(),

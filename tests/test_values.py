@@ -8,14 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 from gymnasium.spaces import GraphInstance
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterenv import values
 from clusterenv.errors import ProtocolError
 from tests.contract.walking import assert_same
+from tests.long_form import drawn
 
-EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True)
+EXAMPLES = drawn(100)
 PLAIN = st.recursive(
     st.none()
     | st.booleans()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,10 +18,10 @@ from filelock import FileLock, Timeout
 
 from clusterenv import __version__
 from clusterenv.benchmark import aaps_results as results
+from clusterenv.benchmark.trained import train
 from clusterenv.errors import ConfigError
 from clusterenv.learners.run_folder import METRICS_FILE
 from clusterenv.learners.runs import plain
-from clusterenv.lifetime import describe_exit, end_with_parent, kill_tree
 from clusterenv.machine import machine_facts
 
 if TYPE_CHECKING:
@@ -32,11 +30,8 @@ if TYPE_CHECKING:
 RULES = ("0", "0.001", "0.01", "0.05", "0.1", "0.2", "0.5", "0.8", "1.0", "inf", "interval:4", "never")
 NO_MILESTONE = 1 << 40
 """Steps between two milestones: none in a sweep, since workers pull there whatever the rule says."""
-STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOG_TAIL = 2000
 """Characters of a failed run's output that its line keeps."""
-STOP_WITHIN_S = 60.0
-"""How long a run may need to save its checkpoint after Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,39 +132,12 @@ class SweepRun:
             folder = Path(name, "run")
             log = Path(name, "log.txt")
             started = time.monotonic()
-            problem = self._train(folder, log, timeout_s)
+            problem = train(self.algorithm, self.argv, folder, log, timeout_s)
             line["wall_s"] = round(time.monotonic() - started, 2)
             if problem is None:
                 return line | {"status": results.DONE} | results.measured(_metrics(folder))
             tail = log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:]
             return line | {"status": results.FAILED, "error": problem, "log_tail": tail}
-
-    def _train(self, folder: Path, log: Path, timeout_s: float) -> str | None:
-        """None when the run has ended well, else what happened."""
-        command = [sys.executable, "-m", "clusterenv", "train", self.algorithm, *self.argv]
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [*command, "--run-dir", str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C reaches it through us, once
-                preexec_fn=end_with_parent,  # no other thread runs here
-            )
-            try:
-                code = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return f"not finished after {timeout_s:g} s"
-            except KeyboardInterrupt:
-                _await(process)
-                raise
-            finally:
-                if process.poll() is None:
-                    kill_tree(process.pid)
-                    process.wait()
-        if code in {-number for number in STOPPED_BY} | {128 + number for number in STOPPED_BY}:
-            raise KeyboardInterrupt
-        return None if code == 0 else describe_exit(code)
 
 
 def _rule_options(rule: str) -> tuple[str, ...]:
@@ -196,15 +164,6 @@ def _settings(config: DataclassInstance) -> dict[str, Any]:
 def _metrics(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
-
-
-def _await(process: subprocess.Popen[bytes]) -> None:
-    """The run has been told of a Ctrl-C, and has ended or had its time to."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(STOP_WITHIN_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        return
 
 
 def _alone(path: Path) -> FileLock:

@@ -11,8 +11,10 @@ import tyro
 from clusterenv.benchmark.aaps import AapsSweep
 from clusterenv.benchmark.aaps_report import AapsReport
 from clusterenv.benchmark.aaps_weights import WeightsBenchmark
+from clusterenv.benchmark.cluster import ClusterBenchmark
 from clusterenv.benchmark.discovery import DiscoveryBenchmark
 from clusterenv.benchmark.profile import ProfileBenchmark
+from clusterenv.benchmark.recorded import RecordedBenchmark
 from clusterenv.benchmark.rollout import RolloutBenchmark
 from clusterenv.benchmark.scale import ScaleBenchmark
 from clusterenv.benchmark.throughput import ThroughputBenchmark
@@ -34,8 +36,10 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
     "aaps": AapsSweep,
     "aaps-report": AapsReport,
     "aaps-weights": WeightsBenchmark,
+    "cluster": ClusterBenchmark,
     "discovery": DiscoveryBenchmark,
     "profile": ProfileBenchmark,
+    "recorded": RecordedBenchmark,
     "rollout": RolloutBenchmark,
     "scale": ScaleBenchmark,
     "throughput": ThroughputBenchmark,

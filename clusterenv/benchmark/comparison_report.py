@@ -63,7 +63,7 @@ def table(task: Task) -> str:
         columns["normalised"] = lambda group: _score(group, normalized, ".3f")
     for levels in sorted({name for group in task.groups for run in group.runs for name in _evaluated(run)}):
         columns[f"evaluated, {levels}" if levels else "evaluated"] = partial(_evaluation, levels)
-    return _markdown(list(columns), [[cell(group) for cell in columns.values()] for group in task.groups])
+    return markdown(list(columns), [[cell(group) for cell in columns.values()] for group in task.groups])
 
 
 def games_table(tasks: Sequence[Task]) -> str:
@@ -83,7 +83,7 @@ def games_table(tasks: Sequence[Task]) -> str:
         if finite:
             score = _shown(iqm_over_tasks(finite), ".3f", few=min(map(len, finite)) < FEWEST)
             rows.append([label, str(len(finite)), str(sum(map(len, finite))), score])
-    return _markdown(["runs", "games", "runs counted", "normalised score at the end"], rows)
+    return markdown(["runs", "games", "runs counted", "normalised score at the end"], rows)
 
 
 def _explanation(comparison: Comparison) -> str:
@@ -147,6 +147,7 @@ def _memory(number: float) -> str:
     return f"{number / 2**20:,.0f} MiB" if np.isfinite(number) else "-"
 
 
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -69,12 +69,12 @@ def a2c_loss(
     agent: Agent, rollout: Rollout, config: A2CConfig, reward_scale: RewardScale | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss over the valid rows of a rollout, and what to log of it."""
-    batch = rollout.torch()
+    batch = rollout.torch(agent.device)
     outputs, values = agent.outputs_and_values(agent.features(batch.obs))  # [T, N, P], [T, N]
     rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
     gae = generalized_advantage(
         rewards,
-        values.detach().numpy(),
+        values.detach().cpu().numpy(),
         agent.next_values(batch, values.detach()),
         rollout.terminations,
         rollout.truncations,
@@ -83,7 +83,7 @@ def a2c_loss(
         gae_lambda=config.gae_lambda,
     )
     valid = batch.valid
-    advantages = torch.from_numpy(gae).float()[valid]
+    advantages = torch.from_numpy(gae).float().to(agent.device)[valid]
     returns = values.detach()[valid] + advantages
     if config.normalize_advantages:
         advantages = parallel.normalized(advantages)
@@ -136,6 +136,7 @@ def train(config: A2CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     """
     with launched("a2c", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
+        agent.to(place.device)
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None

@@ -56,6 +56,7 @@ def train(config: A3CConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     """
     with launched("a3c", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
+        agent.to(place.device)
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import tyro
 import yaml
@@ -193,6 +193,8 @@ def resumed_config(algorithm: str, kind: type[Config], folder: Path, env_id: str
         raise ConfigError("env_id", env_id, f"{last.env_id}, the environment of the run in {folder}")
     options = dict(last.config) | {"resume": folder, "run_dir": None}
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    paths = {name for name, hint in get_type_hints(kind).items() if Path in get_args(hint)}
+    options |= {name: Path(value) for name, value in options.items() if name in paths and value is not None}
     try:
         config: Config = kind(**options)
     except TypeError as error:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -29,10 +28,10 @@ from clusterenv.errors import ConfigError, SpaceError
 from clusterenv.learners import command_line
 from clusterenv.learners.networks import Obs, feature_size, flatten, mlp
 from clusterenv.learners.options import Options, check
-from clusterenv.learners.replay import Replay, Rows
+from clusterenv.learners.replay import REPLAY_FILE, Replay, Rows, Sampler
 from clusterenv.learners.runs import Summary
 from clusterenv.learners.training import follow, launched, mean_of, training
-from clusterenv.learners.transitions import NStepTransitions, transition_dtype
+from clusterenv.learners.transitions import NStepTransitions, tensors, transition_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class DQNConfig(Options):
     replay_capacity: int = 100_000
     """Transitions that are kept."""
     replay_file: Path | None = None
-    """Keep them in this file, with which a later run of the same environment begins; none: in memory."""
+    """Keep them in this file, with which a later run of the same environment begins; none: one in run_dir."""
     learning_starts: int = 2_000
     """Transitions that must be there before learning starts."""
     replay_ratio: float = 8.0
@@ -147,14 +146,14 @@ def q_loss(
     agent: Agent, target: nn.Module, rows: Rows, config: DQNConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss over replayed transitions [n], and what to log of it."""
-    obs, next_obs = torch.from_numpy(rows["obs"]), torch.from_numpy(rows["next_obs"])
-    actions = torch.from_numpy(rows["action"]) - agent.first_action
+    batch = tensors(rows, agent.epsilons.device)
+    actions = batch["action"] - agent.first_action
     with torch.no_grad():
-        following = target(next_obs)
-        chosen = (agent.q(next_obs) if config.double else following).argmax(-1, keepdim=True)
+        following = target(batch["next_obs"])
+        chosen = (agent.q(batch["next_obs"]) if config.double else following).argmax(-1, keepdim=True)
         best = following.gather(1, chosen).squeeze(1)
-        targets = torch.from_numpy(rows["reward"]) + torch.from_numpy(rows["discount"]) * best
-    values = agent.q(obs).gather(1, actions[:, None]).squeeze(1)
+        targets = batch["reward"] + batch["discount"] * best
+    values = agent.q(batch["obs"]).gather(1, actions[:, None]).squeeze(1)
     loss = functional.smooth_l1_loss(values, targets)
     return loss, {"q_loss": loss.detach(), "q": values.detach().mean()}
 
@@ -188,32 +187,33 @@ def train(config: DQNConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     with launched("dqn", config, launcher) as (env, place):
         spaces = env.single_observation_space, env.single_action_space
         agent = Agent(*spaces, **config.agent_options)
+        agent.to(place.device)
         target = copy.deepcopy(agent.q)
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, fused=True)
         transitions = NStepTransitions(*spaces, n_steps=config.n_steps, gamma=config.gamma)
-        sampling = np.random.default_rng(config.seed)
-        parts = {"agent": agent, "target": target, "optimizer": optimizer}
+        sampler = Sampler(
+            seed=config.seed,
+            batch_size=config.batch_size,
+            replay_ratio=config.replay_ratio,
+            learning_starts=config.learning_starts,
+        )
+        parts = {"agent": agent, "target": target, "optimizer": optimizer, "sampler": sampler}
+        file = config.replay_file or place.folder / REPLAY_FILE
+        spare = config.checkpoint_every + config.num_steps * env.num_envs  # a milestone may be a rollout late
         with (
-            Replay(config.replay_capacity, transition_dtype(*spaces), config.replay_file) as replay,
-            training("dqn", config, place, parts, acting=agent) as run,
+            Replay(config.replay_capacity, transition_dtype(*spaces), file, spare=spare) as replay,
+            training("dqn", config, place, {**parts, "replay": replay}, acting=agent) as run,
         ):
             env.reset(seed=run.reset_seed)
-            owed = 0.0  # transitions to learn from
             while run.goes_on:
                 agent.epsilons.copy_(config.epsilons(run.steps))
                 rollout = env.rollout(agent, num_steps=config.num_steps)
                 rows = transitions(rollout)
                 replay.add(rows)
-                logs: list[dict[str, Tensor]] = []
-                if len(replay) >= config.learning_starts:
-                    owed += len(rows) * config.replay_ratio
-                while owed >= config.batch_size:
-                    owed -= config.batch_size
-                    sampled = replay.sample(config.batch_size, sampling)
-                    logs.append(update(agent, target, optimizer, sampled, config))
+                batches = sampler.batches(replay, len(rows))
+                logs = [update(agent, target, optimizer, sampled, config) for sampled in batches]
                 losses = mean_of(logs) | {"epsilon": float(agent.epsilons.mean()), "replay": len(replay)}
                 if run.log(rollout, env.stats(), losses):  # a milestone
-                    replay.flush()
                     transitions.start_over()
                     env.reset(seed=run.reset_seed)
     return run.summary()

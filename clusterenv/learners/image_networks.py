@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -130,7 +131,7 @@ class ImageTorso(nn.Module):
     def _features(self, rows: Tensor) -> Tensor:
         if not len(rows):
             return torch.zeros(0, self.width, device=rows.device)
-        with torch.autocast(rows.device.type, torch.bfloat16, enabled=self._bfloat16):
+        with torch.autocast(rows.device.type, torch.bfloat16) if self._bfloat16 else nullcontext():
             features: Tensor = self.layers(self._scaled(rows))
         return features.float()
 

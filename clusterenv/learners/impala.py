@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.errors import ConfigError
-from clusterenv.learners import command_line
+from clusterenv.learners import command_line, parallel
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Actor, Agent
 from clusterenv.learners.options import NetworkOptions, check
@@ -132,7 +132,7 @@ def make_samples(
     agent: Agent, prox: Actor, rollout: Rollout, config: IMPALAConfig, reward_scale: RewardScale | None
 ) -> Samples:
     """The rows to learn from, with the values of `agent` as it is when called."""
-    batch = rollout.torch()
+    batch = rollout.torch(agent.device)
     valid = batch.valid
     features, actions = agent.features(batch.obs), agent.action_targets(batch.actions)  # [T, N, ...]
     values = agent.state_value(features)
@@ -141,18 +141,20 @@ def make_samples(
     log_ratios = torch.where(valid, log_probs - batch.log_probs, 0.0)
     trace = vtrace(
         rollout.rewards if reward_scale is None else reward_scale.of(rollout),
-        values.numpy(),
+        values.cpu().numpy(),
         agent.next_values(batch, values),
         rollout.terminations,
         rollout.truncations,
         rollout.valid,
-        log_ratios.numpy(),
+        log_ratios.cpu().numpy(),
         gamma=config.gamma,
         rho_bar=config.rho_bar,
         c_bar=config.c_bar,
         trace_lambda=config.trace_lambda,
     )
-    advantages, targets = (torch.from_numpy(part).float() for part in (trace.advantages, trace.targets))
+    advantages, targets = (
+        torch.from_numpy(part).float().to(agent.device) for part in (trace.advantages, trace.targets)
+    )
     return Samples(
         features[valid],
         actions[valid],
@@ -171,7 +173,7 @@ def impala_loss(agent: Agent, samples: Samples, config: IMPALAConfig) -> tuple[T
     ratios = (distribution.log_prob(samples.actions) - samples.prox_log_probs).exp()
     advantages = samples.advantages
     if config.normalize_advantages:
-        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+        advantages = parallel.normalized(advantages)
     clipped = ratios.clamp(1 - config.clip_coef, 1 + config.clip_coef)
     policy_loss = -torch.min(ratios * advantages, clipped * advantages).mean()
     value_loss = 0.5 * ((values - samples.targets) ** 2).mean()
@@ -193,7 +195,7 @@ def update(
     generator: torch.Generator,
 ) -> dict[str, float]:
     """Optimise `agent` over a batch in some passes; what to log of them. Without rows nothing is done."""
-    if not len(samples.targets):
+    if not parallel.most(len(samples.targets)):
         return {}
     logs: list[dict[str, Tensor]] = []
     for _ in range(config.passes):
@@ -201,6 +203,7 @@ def update(
             loss, log = impala_loss(agent, minibatch, config)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
+            parallel.average_gradients(agent, len(minibatch.targets))
             nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
             optimizer.step()
             logs.append(log)
@@ -223,6 +226,7 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
     """
     with launched("impala", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
+        agent.to(place.device)
         actor = agent.without_critic()
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None

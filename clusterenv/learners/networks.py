@@ -96,6 +96,11 @@ class Actor(nn.Module):
         """Bytes of all parameters and buffers."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are, and all that is computed with them."""
+        return next(self.parameters()).device
+
     def distribution(self, obs: Obs) -> Distribution:
         """The policy at a batch of observations."""
         return self.policy(self.features(obs))
@@ -147,7 +152,7 @@ class Actor(nn.Module):
         """Take the rows of `obs` [T, N, ...] where `valid` [T, N] into the observation statistics."""
         if not self.normalize_obs:
             return
-        rows = flatten(self.observation_space, obs)[torch.as_tensor(valid)].double()
+        rows = flatten(self.observation_space, obs)[torch.as_tensor(valid)].to(self.device, torch.float64)
         own = (rows.mean(0), rows.var(0, correction=0)) if len(rows) else (rows.sum(0), rows.sum(0))
         batch_mean, batch_var, batch_count = parallel.pooled(*own, len(rows))
         if not batch_count:
@@ -210,9 +215,8 @@ class Agent(Actor):
     def next_values(self, batch: Batch[Tensor], values: Tensor) -> Floats:
         """The value [T, N] of what each step of `batch` led to; `values` [T, N] are of its observations."""
         last_values, final_values = self.value(batch.last_obs), self.value(batch.final_obs)
-        return next_values(
-            values.numpy(), last_values.numpy(), batch.final_index.numpy(), final_values.numpy()
-        )
+        parts = (values, last_values, batch.final_index, final_values)
+        return next_values(*(part.cpu().numpy() for part in parts))
 
     def without_critic(self) -> Actor:
         """The policy alone, on the same tensors: what workers need if nobody asks for their values."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from clusterenv.checks import is_number
 from clusterenv.errors import ConfigError
+from clusterenv.learners.devices import DeviceName
 from clusterenv.learners.duration_option import Duration
 from clusterenv.learners.image_networks import NetworkName, Precision
 from clusterenv.learners.json_option import JsonObject, is_json
@@ -27,7 +28,11 @@ class Options:
     workers: int = 2
     """Worker processes, of all learners together."""
     learners: int = 1
-    """Learner processes, of PPO and A2C: each trains on its share of the workers, with gradients averaged."""
+    """Learner processes, of PPO, A2C and IMPALA: each trains on its share of the workers, with gradients
+    averaged."""
+    learner_timeout: Duration = 300.0
+    """Of several learners: how long the others wait for one that lives, such as 90s or 5m; longer than its
+    workers may take to be replaced."""
     envs_per_worker: int = 32
     """Environments of each worker, unless num_envs is given."""
     num_envs: int | None = None
@@ -58,6 +63,9 @@ class Options:
     """Updates between two lines of the metrics."""
     resume: Path | None = None
     """Folder of a run to go on with from its last milestone, with its options where none are given."""
+    device: DeviceName = "cpu"
+    """Where the learner computes: "cpu", "cuda", or "auto": a GPU for image networks if there is one, else
+    the CPU. Workers act on their CPUs."""
     num_threads: int | None = None
     """Threads of the learner's arithmetic; none: 1 for an MLP, and for image networks the physical cores
     granted, or half of them if workers of this machine step while the learner computes."""
@@ -66,8 +74,10 @@ class Options:
         """Check what ClusterEnv does not check itself."""
         whole = ("learners", "total_steps", "num_threads", "num_envs", "checkpoint_every", "log_interval")
         check(self, whole=whole)
-        if self.duration is not None and not (is_number(self.duration) and 0 < self.duration < math.inf):
-            raise ConfigError("duration", self.duration, "a time above 0 in seconds, or None")
+        for name, or_none in (("duration", ", or None"), ("learner_timeout", "")):
+            value = getattr(self, name)
+            if (value is not None or not or_none) and not (is_number(value) and 0 < value < math.inf):
+                raise ConfigError(name, value, f"a time above 0 in seconds{or_none}")
         if self.workers % self.learners:
             raise ConfigError("workers", self.workers, f"a multiple of learners = {self.learners}")
         cores = os.cpu_count() or 1

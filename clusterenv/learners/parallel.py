@@ -4,13 +4,12 @@ N learners hold the same agent, and each has its share of the workers. They aver
 normalise by the moments of all rows, and do what the first one decides, so that an optimiser step is the
 one that a single learner would make with the N batches as one, to rounding.
 
-Learners are processes that share a folder. Each holds a lock on a file there as long as it lives, so that the
-others can tell which one has gone. Tensors travel by gloo, on GPUs by NCCL.
+Learners are processes that share a folder, in which locks tell the others which one has gone, or hangs
+(`presence.py`). Tensors travel by gloo, on GPUs by NCCL.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -25,17 +24,18 @@ from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import FileStore  # torch.distributed has it, but not for type checkers
 
 from clusterenv.errors import ClusterEnvError
+from clusterenv.learners.presence import TELL_AFTER_S, Presence
 from clusterenv.private_files import remove_folder
 
 RENDEZVOUS_S = 60.0
 """Seconds within which all learners have to come."""
-ANSWER_S = 900.0
-"""Seconds that the others wait for a learner that lives; it may have to wait for a worker's replacement."""
 OTHERS_S = 10.0
 """Seconds in which learners that have nothing left to do end."""
 LOOK_EVERY_S = 0.05
-SETTLE_S = 2.0
-"""A lost connection is known at once, the end of the process behind it within this time."""
+SELDOM_S = 1.0
+"""Between two looks at what may take long."""
+SETTLE_S = 2 * TELL_AFTER_S
+"""A lost connection is known at once, what there is to tell of the process behind it within this time."""
 
 
 class LearnerLost(ClusterEnvError):
@@ -52,51 +52,47 @@ class Seat:
     """That all of them share, and nobody else may enter."""
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
+    def joined(self, *, timeout_s: float = 300.0, backend: str = "gloo") -> Iterator[None]:
         """All learners have come, and the functions of this module are for all of them together.
+
+        Args:
+            timeout_s: how long the others wait for one that lives, in each thing that they do together.
+            backend: of `torch.distributed`.
 
         Raises:
             LearnerLost: if one has not come in time.
         """
-        global _seat
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._lock(self.rank).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._wait_for_all()
+        global _seat, _presence
+        with Presence(self.folder, self.rank, self.size) as presence:
+            self._wait_for_all(presence)
             store = FileStore(str(self.folder / "store"), self.size)
-            cuda = torch.cuda.is_available() and distributed.is_nccl_available()
-            if cuda:
-                torch.cuda.set_device(self.rank % torch.cuda.device_count())
-            _seat = self
+            _seat, _presence = self, presence
             try:
                 with _answered():
                     distributed.init_process_group(
-                        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                        backend,
                         store=store,
                         rank=self.rank,
                         world_size=self.size,
-                        timeout=timedelta(seconds=ANSWER_S),
+                        timeout=timedelta(seconds=timeout_s),
                     )
                 yield
             finally:
-                _seat = None
+                _seat = _presence = None
                 if distributed.is_initialized():
                     distributed.destroy_process_group()
 
-    def gone(self) -> list[int]:
-        """The learners whose processes are not there."""
-        return [rank for rank in range(self.size) if rank != self.rank and not self._is_there(rank)]
-
     def clear_away(self) -> None:
         """Nothing is left of the folder, once the other learners have ended or some seconds have passed."""
+        others = Presence(self.folder, self.rank, self.size)
         deadline = time.monotonic() + OTHERS_S
-        while len(self.gone()) < self.size - 1 and time.monotonic() < deadline:
+        while len(others.others_not("lives")) < self.size - 1 and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S)
         remove_folder(self.folder)
 
-    def _wait_for_all(self) -> None:
+    def _wait_for_all(self, presence: Presence) -> None:
         deadline = time.monotonic() + RENDEZVOUS_S
-        while missing := self.gone():
+        while missing := presence.others_not("lives"):
             if time.monotonic() > deadline:
                 raise LearnerLost(
                     f"{_named(missing)} of {self.size} did not come to {self.folder} within "
@@ -104,21 +100,9 @@ class Seat:
                 )
             time.sleep(LOOK_EVERY_S)
 
-    def _is_there(self, rank: int) -> bool:
-        try:
-            with self._lock(rank).open("r") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        return False
-
-    def _lock(self, rank: int) -> Path:
-        return self.folder / f"learner-{rank}.lock"
-
 
 _seat: Seat | None = None
+_presence: Presence | None = None
 
 
 def rank() -> int:
@@ -235,22 +219,58 @@ def share(tensors: dict[str, Tensor]) -> None:
             distributed.broadcast(tensor, src=0)
 
 
+def all_ready(timeout_s: float) -> None:
+    """All learners have their workers; a worker may be long in coming, as in the queue of a cluster.
+
+    Raises:
+        LearnerLost: if one has ended meanwhile, or is not ready `timeout_s` after this one.
+    """
+    if _seat is None or _presence is None:
+        return
+    _presence.is_ready()
+    began = time.monotonic()
+    while missing := _presence.others_not("ready"):
+        gone = _presence.to_blame("lives")
+        if gone:
+            raise LearnerLost(_has_ended(gone))
+        waited = time.monotonic() - began
+        if waited > timeout_s:
+            raise LearnerLost(
+                f"{_named(missing)} of {_seat.size} had no workers {waited:.0f} s after this one; see its "
+                "output"
+            )
+        time.sleep(LOOK_EVERY_S if waited < SELDOM_S else SELDOM_S)
+
+
 @contextmanager
 def _answered() -> Iterator[None]:
-    """Around what the learners do together: if one has gone, that is said of it."""
+    """Around what the learners do together: if one has gone, or hangs, that is said of it."""
+    assert _seat is not None
+    assert _presence is not None
+    began = time.monotonic()
     try:
-        yield
+        with _presence.waits():
+            yield
     except RuntimeError as error:
-        assert _seat is not None
+        waited = time.monotonic() - began
         deadline = time.monotonic() + SETTLE_S
-        while not (gone := _seat.gone()) and time.monotonic() < deadline:
+        while not (gone := _presence.to_blame("lives")) and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S)
+        silent = _presence.to_blame("waits")
+        _presence.has_lost_another()
         if gone:
-            raise LearnerLost(f"{_named(gone)} of {_seat.size} has ended; see its output") from error
+            raise LearnerLost(_has_ended(gone)) from error
+        who = f"{_named(silent)} of {_seat.size}" if silent else f"a learner of {_seat.size}"
         told = str(error).strip().splitlines()[0][:200]
         raise LearnerLost(
-            f"a learner of {_seat.size} does not answer, though its process lives: {told}"
+            f"{who} did not come within {waited:.0f} s to what all do together, though its process lives: it "
+            f"hangs, or waits for its workers; --learner-timeout lets the others wait longer ({told})"
         ) from error
+
+
+def _has_ended(gone: list[int]) -> str:
+    assert _seat is not None
+    return f"{_named(gone)} of {_seat.size} has ended; see its output"
 
 
 def _named(ranks: list[int]) -> str:

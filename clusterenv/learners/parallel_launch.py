@@ -18,8 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+import torch
+
 from clusterenv import LocalConfig, SlurmConfig
 from clusterenv.errors import ClusterEnvError, ConfigError
+from clusterenv.learners.devices import learner_device, learners_backend
 from clusterenv.learners.interrupts import Interrupts
 from clusterenv.learners.options import Options
 from clusterenv.learners.parallel import LOOK_EVERY_S, LearnerLost, Seat, size
@@ -28,7 +31,7 @@ from clusterenv.transport.addresses import candidate_addresses, read_interfaces
 from clusterenv.worker import granted_cores
 from clusterenv_registry import RegistryError
 
-ALGORITHMS = ("ppo", "a2c")
+ALGORITHMS = ("ppo", "a2c", "impala")
 """Those that several learners can train."""
 SEAT = "CLUSTERENV_LEARNER"
 """Variable that tells a learner its rank, how many there are, and the folder that they share."""
@@ -92,7 +95,11 @@ def main(algorithm: str, argv: Sequence[str], config: Options, launcher: LocalCo
         os.environ.setdefault(INTERFACE, _routed_interface())
     train = import_module(f"clusterenv.learners.{algorithm}").train
     try:
-        with Interrupts() as interrupts, seat.joined():
+        device = learner_device(config.device, large=True, rank=seat.rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        joined = seat.joined(timeout_s=config.learner_timeout, backend=learners_backend(device))
+        with Interrupts() as interrupts, joined:
             train(config, share_of(launcher, seat))
         status = interrupts.status
     except (ClusterEnvError, RegistryError) as error:
@@ -133,8 +140,12 @@ def check_learners(algorithm: str, learners: int) -> None:
 
 
 def _check_algorithm(algorithm: str, learners: int) -> None:
+    if learners > 1 and algorithm == "a3c":
+        expected = "1 of a3c, each of whose updates is of one fragment, so that there is nothing to average"
+        raise ConfigError("learners", learners, f"{expected}; give it more workers, or take impala")
     if learners > 1 and algorithm not in ALGORITHMS:
-        raise ConfigError("learners", learners, f"1, since only {' and '.join(ALGORITHMS)} take several")
+        names = f"{', '.join(ALGORITHMS[:-1])} and {ALGORITHMS[-1]}"
+        raise ConfigError("learners", learners, f"1, since only {names} take several")
 
 
 def run_learners(algorithm: str, argv: Sequence[str], learners: int) -> int:
@@ -150,11 +161,12 @@ def run_learners(algorithm: str, argv: Sequence[str], learners: int) -> int:
             for number in range(learners):
                 processes.append(_started(command, number, learners, folder))
             failed = _watched(processes)
+            hangs = failed is not None and processes[failed].returncode is None
         finally:
             _end_all(processes, interrupts)
         if failed is None:
             return 0
-        return _told(processes, failed, folder)
+        return _told(processes, failed, hangs, folder)
     return interrupts.status
 
 
@@ -182,11 +194,14 @@ def _watched(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _first_to_fail(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """The learner that no other's end has ended: one killed by a signal, else by an error of its own."""
+    """The learner that no other's end has ended: by a signal, by an error of its own, or one that hangs."""
     deadline = time.monotonic() + OTHERS_S
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY_S)
     codes = {number: process.returncode for number, process in enumerate(processes) if process.returncode}
+    living = [number for number, process in enumerate(processes) if process.returncode is None]
+    if living and set(codes.values()) == {LOST}:
+        return living[0]
 
     def likely(number: int) -> tuple[bool, bool, int]:
         return codes[number] == LOST, codes[number] > 0, number
@@ -209,13 +224,13 @@ def _end_all(processes: Sequence[subprocess.Popen[bytes]], interrupts: Interrupt
             process.wait()
 
 
-def _told(processes: Sequence[subprocess.Popen[bytes]], failed: int, folder: Path) -> int:
+def _told(processes: Sequence[subprocess.Popen[bytes]], failed: int, hangs: bool, folder: Path) -> int:
     """Say which learner has failed, with the end of its output if that was not seen; the exit status."""
     code = processes[failed].returncode
-    sys.stderr.write(
-        f"clusterenv: learner {failed} of {len(processes)} has ended with {describe_exit(code)}, "
-        "and with it the others\n"
-    )
+    what = f"has ended with {describe_exit(code)}, and with it the others"
+    if hangs:
+        what = "did not do what the others waited for, and all were ended"
+    sys.stderr.write(f"clusterenv: learner {failed} of {len(processes)} {what}\n")
     if failed:
         lines = _log(folder, failed).read_text(encoding="utf-8", errors="replace").splitlines()
         sys.stderr.write("".join(f"  | {line}\n" for line in lines[-SHOWN_LINES:]))

@@ -28,10 +28,13 @@ class Logged:
     losses: Mapping[str, float]
 
 
-def of_all_learners(rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[str, float]) -> Logged:
+def of_all_learners(
+    rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[str, float], usage: Mapping[str, float]
+) -> Logged:
     """What all learners together log: rows, episodes and workers of all, and the mean of the losses by rows.
 
     Of the rollout the flags, lags, divergences and episodes are those of all; the rest is this learner's.
+    What each learner's process has used, `usage` of this one, is `learners` of the statistics.
     """
     if parallel.size() == 1:
         return Logged(rollout, stats, losses)
@@ -45,6 +48,7 @@ def of_all_learners(rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[
             "workers": list(stats["workers"]),
             **{name: stats.get(name, 0) for name in SUMS},
             "losses": dict(losses),
+            "usage": dict(usage),
         }
     )
     lags = np.array([lag for one in each for lag in one["lags"]]).reshape(len(valid), -1)
@@ -58,7 +62,8 @@ def of_all_learners(rollout: Rollout, stats: Mapping[str, Any], losses: Mapping[
     workers = [worker for one in each for worker in one["workers"]]
     workers = [worker | {"rank": number} for number, worker in enumerate(workers)]
     sums = {name: sum(one[name] for one in each) for name in SUMS}
-    return Logged(merged, {**stats, **sums, "workers": workers}, _mean_losses(each))
+    learners = [one["usage"] for one in each]
+    return Logged(merged, {**stats, **sums, "workers": workers, "learners": learners}, _mean_losses(each))
 
 
 def _mean_losses(each: list[dict[str, Any]]) -> dict[str, float]:

@@ -115,13 +115,13 @@ def make_samples(
 
     The workers' own values are not used: while the policy drifts slowly their critic can be many updates old.
     """
-    data = rollout.torch()
+    data = rollout.torch(agent.device)
     features = agent.features(data.obs)  # [T, N, D], or images
     outputs, values = agent.outputs_and_values(features)  # [T, N, P], [T, N]
     rewards = rollout.rewards if reward_scale is None else reward_scale.of(rollout)
     gae = generalized_advantage(
         rewards,
-        values.numpy(),
+        values.cpu().numpy(),
         agent.next_values(data, values),
         rollout.terminations,
         rollout.truncations,
@@ -131,7 +131,7 @@ def make_samples(
     )
     valid = data.valid
     features, values = features[valid], values[valid]
-    advantages = torch.from_numpy(gae).float()[valid]
+    advantages = torch.from_numpy(gae).float().to(agent.device)[valid]
     actions = agent.action_targets(data.actions[valid])
     behaviour_log_probs = data.log_probs[valid]
     prox_log_probs = behaviour_log_probs
@@ -211,16 +211,19 @@ def train(config: PPOConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     """
     with launched("ppo", config, launcher) as (env, place):
         agent = Agent(env.single_observation_space, env.single_action_space, **config.agent_options)
+        agent.to(place.device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
         reward_scale = RewardScale(env.num_envs, config.gamma) if config.scale_rewards else None
         shuffling = torch.Generator().manual_seed(config.seed)
         parts = {"agent": agent, "optimizer": optimizer, "shuffling": shuffling, "scale": reward_scale}
-        with training("ppo", config, place, parts, acting=agent) as run:
+        # Workers' values are not used. Of images they cost as much as acting; of vectors next to nothing.
+        actor = agent.without_critic() if agent.images else agent
+        with training("ppo", config, place, parts, acting=actor) as run:
             env.reset(seed=run.reset_seed)
             while run.goes_on:
                 if config.anneal_lr:
                     optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
-                rollout = env.rollout(agent, num_steps=config.num_steps)
+                rollout = env.rollout(actor, num_steps=config.num_steps)
                 samples = make_samples(agent, rollout, config, reward_scale)
                 losses = update(agent, optimizer, samples, config, shuffling)
                 agent.observe(rollout.obs, rollout.valid)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import torch
+
 from clusterenv import LocalConfig, SlurmConfig
 from clusterenv.errors import ConfigError
 
@@ -22,10 +24,11 @@ RESULTS_FILE = "benchmark_metrics.json"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run is: the folder of its files, and what its workers were started with."""
+    """Where a run is: the folder of its files, what started its workers, and the learner's device."""
 
     folder: Path
     launcher: LocalConfig | SlurmConfig
+    device: torch.device
 
 
 def make_folder(folder: Path, *, resume: bool = False) -> None:

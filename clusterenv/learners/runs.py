@@ -126,7 +126,7 @@ class Run(Tally):
         self._total_steps = total_steps
         self._weight_bytes = weight_bytes
         self._log_interval = log_interval
-        self._resources = Resources()
+        self._resources = Resources(self.usage)
         self._machine = machine_facts()
         self._began = datetime.now(UTC)
         self._unwritten: Callable[[], None] | None = None

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
@@ -31,10 +30,10 @@ from clusterenv.errors import ConfigError, SpaceError
 from clusterenv.learners import command_line
 from clusterenv.learners.networks import Obs, feature_size, flatten, mlp
 from clusterenv.learners.options import Options, check
-from clusterenv.learners.replay import Replay, Rows
+from clusterenv.learners.replay import REPLAY_FILE, Replay, Rows, Sampler
 from clusterenv.learners.runs import Summary
 from clusterenv.learners.training import follow, launched, mean_of, training
-from clusterenv.learners.transitions import NStepTransitions, transition_dtype
+from clusterenv.learners.transitions import NStepTransitions, tensors, transition_dtype
 
 LOG_STD_RANGE = (-5.0, 2.0)
 
@@ -50,7 +49,7 @@ class SACConfig(Options):
     replay_capacity: int = 1_000_000
     """Transitions that are kept."""
     replay_file: Path | None = None
-    """Keep them in this file, with which a later run of the same environment begins; none: in memory."""
+    """Keep them in this file, with which a later run of the same environment begins; none: one in run_dir."""
     learning_starts: int = 5_000
     """Transitions that must be there before learning starts."""
     replay_ratio: float = 128.0
@@ -180,11 +179,12 @@ class Learner:
     """The agent with all that learning needs beside it."""
 
     def __init__(self, agent: Agent, config: SACConfig) -> None:
-        """Begin with target critics that are the critics."""
+        """Begin with target critics that are the critics, on the agent's device."""
         self.agent = agent
-        self.critics = Critics(feature_size(agent.observation_space) + agent.size, config.hidden)
+        device = agent.low.device
+        self.critics = Critics(feature_size(agent.observation_space) + agent.size, config.hidden).to(device)
         self.target = copy.deepcopy(self.critics)
-        self.log_alpha = nn.ParameterList([torch.tensor(math.log(config.start_alpha))])
+        self.log_alpha = nn.ParameterList([torch.tensor(math.log(config.start_alpha))]).to(device)
         self.config = config
         self.target_entropy = -agent.size if config.target_entropy is None else config.target_entropy
         tuned = [*agent.parameters(), *self.log_alpha]
@@ -201,19 +201,20 @@ class Learner:
 
     def critic_loss(self, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of both critics over replayed transitions [n], and what to log of it."""
-        next_obs = torch.from_numpy(rows["next_obs"])
+        batch = tensors(rows, self.agent.low.device)
+        next_obs = batch["next_obs"]
         with torch.no_grad():
             next_actions, log_probs = self.agent.sample(next_obs)
             best = self.target(next_obs, next_actions).min(0).values - self.log_alpha[0].exp() * log_probs
-            targets = torch.from_numpy(rows["reward"]) + torch.from_numpy(rows["discount"]) * best
-        taken = self.agent.scaled(torch.from_numpy(rows["action"]))
-        values = self.critics(torch.from_numpy(rows["obs"]), taken)
+            targets = batch["reward"] + batch["discount"] * best
+        taken = self.agent.scaled(batch["action"])
+        values = self.critics(batch["obs"], taken)
         loss = 0.5 * ((values - targets) ** 2).mean(1).sum()
         return loss, {"critic_loss": loss.detach(), "q": values.detach().mean()}
 
     def policy_loss(self, rows: Rows) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of policy and temperature, which do not see each other's gradient, and what to log."""
-        obs = torch.from_numpy(rows["obs"])
+        obs = tensors(rows, self.agent.low.device)["obs"]
         actions, log_probs = self.agent.sample(obs)
         alpha = self.log_alpha[0].exp()
         policy_loss = (alpha.detach() * log_probs - self.critics(obs, actions).min(0).values).mean()
@@ -254,27 +255,29 @@ def train(config: SACConfig, launcher: LocalConfig | SlurmConfig | None = None) 
     with launched("sac", config, launcher) as (env, place):
         spaces = env.single_observation_space, env.single_action_space
         agent = Agent(*spaces, **config.agent_options)
+        agent.to(place.device)
         learner = Learner(agent, config)
         transitions = NStepTransitions(*spaces, n_steps=config.n_steps, gamma=config.gamma)
-        sampling = np.random.default_rng(config.seed)
+        sampler = Sampler(
+            seed=config.seed,
+            batch_size=config.batch_size,
+            replay_ratio=config.replay_ratio,
+            learning_starts=config.learning_starts,
+        )
+        parts = {**learner.parts, "sampler": sampler}
+        file = config.replay_file or place.folder / REPLAY_FILE
+        spare = config.checkpoint_every + config.num_steps * env.num_envs  # a milestone may be a rollout late
         with (
-            Replay(config.replay_capacity, transition_dtype(*spaces), config.replay_file) as replay,
-            training("sac", config, place, learner.parts, acting=agent) as run,
+            Replay(config.replay_capacity, transition_dtype(*spaces), file, spare=spare) as replay,
+            training("sac", config, place, {**parts, "replay": replay}, acting=agent) as run,
         ):
             env.reset(seed=run.reset_seed)
-            owed = 0.0  # transitions to learn from
             while run.goes_on:
                 rollout = env.rollout(agent, num_steps=config.num_steps)
                 rows = transitions(rollout)
                 replay.add(rows)
-                logs: list[dict[str, Tensor]] = []
-                if len(replay) >= config.learning_starts:
-                    owed += len(rows) * config.replay_ratio
-                while owed >= config.batch_size:
-                    owed -= config.batch_size
-                    logs.append(learner.update(replay.sample(config.batch_size, sampling)))
+                logs = [learner.update(sampled) for sampled in sampler.batches(replay, len(rows))]
                 if run.log(rollout, env.stats(), mean_of(logs) | {"replay": len(replay)}):  # a milestone
-                    replay.flush()
                     transitions.start_over()
                     env.reset(seed=run.reset_seed)
     return run.summary()

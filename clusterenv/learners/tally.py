@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from clusterenv.learners.resources import LearnerUsage
 from clusterenv.learners.results import WINDOW, Returns
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ class Tally:
         self.steps = self.updates = self.episodes = 0
         self.ended = "steps"
         """Why the run ends, if nothing interrupts it: "steps", "duration" or "return"."""
+        self.usage = LearnerUsage()
+        """Of this learner's process."""
         self._returns = Returns()
         self._started = time.monotonic()
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from clusterenv import ClusterEnv, LocalConfig, Rollout, SlurmConfig
 from clusterenv.learners import interrupts, parallel
 from clusterenv.learners.checkpoints import Checkpoint
+from clusterenv.learners.devices import learner_device
 from clusterenv.learners.heads import heading, succeed
 from clusterenv.learners.image_networks import network_for
 from clusterenv.learners.launching import described
@@ -40,6 +42,7 @@ def launched(
         launcher: where the workers run; none: on this machine, as many as `config` says.
     """
     check_learners(algorithm, config.learners)
+    learner_device(config.device, large=True)  # before anything is waited for
     launcher = launcher or LocalConfig(nodes=config.workers_of_learner, serial=config.serial)
     torch.manual_seed(config.seed)
     folder = config.resume or config.run_dir or default_folder(algorithm, config.env_id, config.seed)
@@ -48,8 +51,7 @@ def launched(
     with ClusterEnv(config.env_options, launcher) as env:
         if parallel.rank():
             env.launch()
-            torch.set_num_threads(config.num_threads or _threads(config, env, launcher))
-            yield env, Place(folder, launcher)
+            yield env, _ready(config, env, folder, launcher)
             return
         with ready_folder(folder, resume=config.resume is not None), ExitStack() as ends:
             succeed(folder)
@@ -57,17 +59,28 @@ def launched(
             env.launch()
             until_the_end = ends.pop_all()
         with until_the_end:
-            torch.set_num_threads(config.num_threads or _threads(config, env, launcher))
-            yield env, Place(folder, launcher)
+            yield env, _ready(config, env, folder, launcher)
 
 
-def _threads(config: Options, env: ClusterEnv, launcher: LocalConfig | SlurmConfig) -> int:
+def _ready(config: Options, env: ClusterEnv, folder: Path, launcher: LocalConfig | SlurmConfig) -> Place:
+    """The place of a run, once torch has the threads that the learner's network is worth."""
     network = config.agent_options.get("network", "mlp")
-    return learner_threads(
-        large=network_for(network, env.single_observation_space) != "mlp",
+    large = network_for(network, env.single_observation_space) != "mlp"
+    threads = learner_threads(
+        large=large,
         beside_workers=config.streams and isinstance(launcher, LocalConfig),
         cores=max(1, available_cores() // learners_here()),
     )
+    torch.set_num_threads(config.num_threads or threads)
+    parallel.all_ready(config.learner_timeout + _queueing_s(launcher))
+    return Place(folder, launcher, learner_device(config.device, large=large, rank=parallel.rank()))
+
+
+def _queueing_s(launcher: LocalConfig | SlurmConfig) -> float:
+    """How much longer than another one's a learner's workers may be in coming."""
+    if isinstance(launcher, LocalConfig):
+        return 0.0
+    return math.inf if launcher.queue_timeout_s is None else launcher.queue_timeout_s
 
 
 class Training:
@@ -129,7 +142,7 @@ class Training:
 
         A run that goes on from a milestone is the one that never stopped if all environments are reset there.
         """
-        logged = of_all_learners(rollout, stats, losses)
+        logged = of_all_learners(rollout, stats, losses, self._run.usage.told())
         self._run.log(logged.rollout, logged.stats, logged.losses)
         if self._run.milestone_is_due():
             self._run.save_milestone(self._checkpoint(state_of(self._parts)))
@@ -240,5 +253,5 @@ def shuffled(
         num_minibatches = math.ceil(most * parallel.size() / batch_size)
     return [
         type(samples)(*(column[rows] for column in columns))
-        for rows in order.tensor_split(min(num_minibatches, most))
+        for rows in order.to(columns[0].device).tensor_split(min(num_minibatches, most))
     ]

@@ -34,6 +34,11 @@ def transition_dtype(observation_space: gym.Space[Any], action_space: gym.Space[
     )
 
 
+def tensors(rows: Rows, device: torch.device) -> dict[str, torch.Tensor]:
+    """The columns of transitions [n] by name, on `device`."""
+    return {name: torch.from_numpy(rows[name]).to(device) for name in rows.dtype.names or ()}
+
+
 class NStepTransitions:
     """Follows environments over rollouts, and gives the transitions whose n steps are complete.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import random
 import subprocess
@@ -13,13 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 
 from clusterenv import ClusterEnv, LocalConfig, peers
@@ -30,108 +27,73 @@ from tests.chaos.faults import (
     FAULTS,
     LEASE_S,
     LOSSES,
-    NETWORK_FAULTS,
+    MACHINE_FAULTS,
     PATIENCE,
     STEP_TIMEOUT_S,
     Target,
-    has_own_network,
+    has_own_machine,
 )
 from tests.chaos.ledger import Checker, Ledger, WrongRow
+from tests.chaos.report import Outcome, Part
 from tests.processes import alive, wait_until
 
 NODES, ENVS_PER_NODE, RUNNERS = 2, 4, 2
 FAULTS_OF_A_RUN = 20
+CALL_PAUSE_S = 0.02
+"""Between two calls while a fault is waited for: the cores are needed to start workers."""
 CALL_S = 40.0 * PATIENCE
 """A call that takes longer has hung: it is more than all limits that it may meet add up to."""
 RECOVER_S = 60.0 * PATIENCE
 
 
-@dataclass
-class Outcome:
-    """What a fault led to."""
-
-    kind: str
-    call: str
-    outcome: str
-    """"rows": rows of a lost worker; "error": an EnvError; "unharmed"; anything else is a failure."""
-    recovered_s: float
-    longest_call_s: float
-
-
-@dataclass
-class Report:
-    """All that a run of the suite has seen."""
-
-    seed: int
-    path: Path | None = None
-    """Where it is written after each fault."""
-    outcomes: list[Outcome] = field(default_factory=list)
-    rows: int = 0
-    fragments: int = 0
-    """Of streams."""
-    failures: list[str] = field(default_factory=list)
-    rss_mb: list[float] = field(default_factory=list)
-    descriptors: list[int] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
-
-    def table(self) -> str:
-        """Markdown: faults by kind, outcomes and times."""
-        lines = [
-            "| fault | times | rows lost | error | unharmed | recovered in s: median, most | longest call |"
-        ]
-        lines.append("|---|---|---|---|---|---|---|")
-        for kind in sorted({each.kind for each in self.outcomes}):
-            own = [each for each in self.outcomes if each.kind == kind]
-            counts = [sum(each.outcome == name for each in own) for name in ("rows", "error", "unharmed")]
-            times = [each.recovered_s for each in own]
-            spread = f"{np.median(times):.1f}, {max(times):.1f}"
-            longest = max(each.longest_call_s for each in own)
-            lines.append(
-                f"| {kind} | {len(own)} | {' | '.join(map(str, counts))} | {spread} | {longest:.1f} |"
-            )
-        return "\n".join(lines)
-
-    def add(self, outcome: Outcome) -> None:
-        """One more fault has been survived, or not."""
-        self.outcomes.append(outcome)
-        self.write()
-
-    def write(self) -> None:
-        """As JSON, if it has a path."""
-        if self.path is not None:
-            self.path.write_text(json.dumps({**asdict(self), "path": str(self.path)}, indent=1))
+def planned(seed: int, faults: int, only: Sequence[str] | None = None) -> list[list[str]]:
+    """The kinds of so many faults, in an order that follows from `seed`, for one run after the other."""
+    own = has_own_machine()
+    kinds = [*FAULTS, *(MACHINE_FAULTS if own else {}), "head_killed"]
+    kinds = [kind for kind in kinds if only is None or kind in only]
+    plan = [kinds[number % len(kinds)] for number in range(faults)]
+    random.Random(seed).shuffle(plan)
+    return [plan[start : start + FAULTS_OF_A_RUN] for start in range(0, faults, FAULTS_OF_A_RUN)]
 
 
 def run_chaos(
     seed: int,
-    faults: int,
+    batches: Mapping[int, Sequence[str]],
+    part: Part,
     seconds: float = float("inf"),
-    only: Sequence[str] | None = None,
-    path: Path | None = None,
-) -> Report:
-    """Inject so many faults, or as many as fit into `seconds`, and check every row and every invariant.
+    tell: Callable[[Part], None] = lambda _: None,
+) -> None:
+    """Inject the faults of `batches`, or as many as fit into `seconds`, and check every row and invariant.
 
-    The report is at `path` after each fault.
+    What follows from chance follows from `seed` and the number of the batch. `tell` is called with all that
+    was seen after each fault.
     """
-    report, rng = Report(seed, path), random.Random(seed)
-    kinds = [*FAULTS, *(NETWORK_FAULTS if has_own_network() else {}), "head_killed"]
-    kinds = [kind for kind in kinds if only is None or kind in only]
-    plan = [kinds[number % len(kinds)] for number in range(faults)]
-    rng.shuffle(plan)
     end = time.monotonic() + seconds
-    while plan and time.monotonic() < end:
-        batch, plan = plan[:FAULTS_OF_A_RUN], plan[FAULTS_OF_A_RUN:]
-        with _nothing_left(report), tempfile.TemporaryDirectory() as folder, _quick_restarts():
-            _one_run([kind for kind in batch if kind != "head_killed"], Path(folder), rng, report, end)
-            for kind in batch:
-                if kind == "head_killed" and time.monotonic() < end:
-                    _kill_a_head(rng, report)
-        _measure(report)
-        report.write()
-    return report
+    for number, batch in batches.items():
+        if time.monotonic() > end:
+            break
+        began, rng = time.monotonic(), random.Random(f"{seed} {number}")
+        runs = [kind for kind in batch if kind != "head_killed"]
+        with _nothing_left(part), tempfile.TemporaryDirectory() as folder, _quick_restarts():
+            _one_run(runs, Path(folder), rng, part, end, tell)
+            for _ in range(len(batch) - len(runs)):
+                if time.monotonic() < end:
+                    _kill_a_head(rng, part)
+                    tell(part)
+        _measure(part)
+        part.seconds += time.monotonic() - began
+        if time.monotonic() < end:
+            part.batches.append(number)
 
 
-def _one_run(kinds: list[str], folder: Path, rng: random.Random, report: Report, end: float) -> None:
+def _one_run(
+    kinds: Sequence[str],
+    folder: Path,
+    rng: random.Random,
+    part: Part,
+    end: float,
+    tell: Callable[[Part], None],
+) -> None:
     env_fns = [partial(Ledger, env, folder) for env in range(NODES * ENVS_PER_NODE)]
     launcher = LocalConfig(nodes=NODES, cpus_per_node=RUNNERS)
     options: dict[str, Any] = {"lease_s": LEASE_S, "step_timeout_s": STEP_TIMEOUT_S, "max_restarts": 10_000}
@@ -143,13 +105,14 @@ def _one_run(kinds: list[str], folder: Path, rng: random.Random, report: Report,
         for kind in kinds:
             if time.monotonic() > end:
                 break
-            report.add(_one_fault(kind, env, calls, folder, rng, report))
-        report.rows += checker.rows
-        report.fragments += taken.fragments
+            part.outcomes.append(_one_fault(kind, env, calls, folder, rng, part))
+            tell(part)
+        part.rows += checker.rows
+        part.fragments += taken.fragments
 
 
 def _one_fault(
-    kind: str, env: ClusterEnv, calls: Calls, folder: Path, rng: random.Random, report: Report
+    kind: str, env: ClusterEnv, calls: Calls, folder: Path, rng: random.Random, part: Part
 ) -> Outcome:
     rank = rng.randrange(NODES)
     worker = env.stats()["workers"][rank]
@@ -157,7 +120,7 @@ def _one_fault(
     target = Target(
         psutil.Process(worker["pid"]), rank * ENVS_PER_NODE + rng.randrange(ENVS_PER_NODE), folder, rng
     )
-    inject = (FAULTS | NETWORK_FAULTS)[kind](target)
+    inject = (FAULTS | MACHINE_FAULTS)[kind](target)
     fault = threading.Timer(rng.uniform(0, 0.3), inject)
     call = rng.choice(CALLS)
     outcome, longest, calm = "unharmed", 0.0, 0
@@ -165,7 +128,7 @@ def _one_fault(
     fault.start()
     while calm < 3:
         if time.monotonic() - began > RECOVER_S:
-            report.failures.append(f"{kind} in {call}: not recovered within {RECOVER_S:g} s")
+            part.failures.append(f"{kind} in {call}: not recovered within {RECOVER_S:g} s")
             break
         started = time.monotonic()
         with _bounded():
@@ -175,7 +138,7 @@ def _one_fault(
                 outcome, whole = "error", False
                 calls.reset(rng.randrange(1000))
             except WrongRow as error:
-                report.failures.append(f"{kind} in {call}: {error}")
+                part.failures.append(f"{kind} in {call}: {error}")
                 calls.settle()
                 calls.reset(rng.randrange(1000))
                 break
@@ -189,12 +152,12 @@ def _one_fault(
             and (kind != "env_raises" or outcome != "unharmed")
         )
         calm = calm + 1 if whole and settled else 0
-        time.sleep(0 if whole else 0.01)
+        time.sleep(0 if whole and settled else CALL_PAUSE_S)
     fault.join()
     with _bounded():
         calls.settle()
     if longest > CALL_S:
-        report.failures.append(f"{kind} in {call}: a call took {longest:.1f} s")
+        part.failures.append(f"{kind} in {call}: a call took {longest:.1f} s")
     return Outcome(kind, call, outcome, time.monotonic() - began, longest)
 
 
@@ -230,7 +193,7 @@ while True:
 """
 
 
-def _kill_a_head(rng: random.Random, report: Report) -> None:
+def _kill_a_head(rng: random.Random, part: Part) -> None:
     """A head is killed with SIGKILL while it steps or streams: its workers are gone soon."""
     call = rng.choice(("step", "stream"))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -238,7 +201,7 @@ def _kill_a_head(rng: random.Random, report: Report) -> None:
         head = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert head.stdout is not None
         if head.stdout.readline() != "steps\n":
-            report.failures.append(f"head_killed: it did not come up, exit code {head.wait()}")
+            part.failures.append(f"head_killed: it did not come up, exit code {head.wait()}")
             return
         started = [child.pid for child in psutil.Process(head.pid).children(recursive=True)]
         time.sleep(rng.uniform(0, 0.3))
@@ -249,8 +212,8 @@ def _kill_a_head(rng: random.Random, report: Report) -> None:
         try:
             wait_until(lambda: not alive(started), 30 + LEASE_S)
         except AssertionError:
-            report.failures.append(f"head_killed: {alive(started)} of {started} live on")
-    report.add(Outcome("head_killed", call, "unharmed", time.monotonic() - began, 0.0))
+            part.failures.append(f"head_killed: {alive(started)} of {started} live on")
+    part.outcomes.append(Outcome("head_killed", call, "unharmed", time.monotonic() - began, 0.0))
 
 
 @contextlib.contextmanager
@@ -265,7 +228,7 @@ def _quick_restarts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nothing_left(report: Report) -> Iterator[None]:
+def _nothing_left(part: Part) -> Iterator[None]:
     """No process, folder, or shared memory of a run is there after it."""
     parent = tempfile.gettempdir()
     with tempfile.TemporaryDirectory() as folder:
@@ -276,19 +239,19 @@ def _nothing_left(report: Report) -> Iterator[None]:
         finally:
             tempfile.tempdir = parent
         _, living = psutil.wait_procs(list(_children() - children), timeout=10)
-        report.failures += [f"left running: {each.pid} {each.name()}" for each in living]
-        report.failures += [f"left lying about: {path.name}" for path in Path(folder).glob("clusterenv-*")]
+        part.failures += [f"left running: {each.pid} {each.name()}" for each in living]
+        part.failures += [f"left lying about: {path.name}" for path in Path(folder).glob("clusterenv-*")]
         left = {name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("clusterenv")}  # noqa: PTH208
-        report.failures += [f"left in shared memory: {name}" for name in left]
+        part.failures += [f"left in shared memory: {name}" for name in left]
 
 
 def _children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def _measure(report: Report) -> None:
+def _measure(part: Part) -> None:
     gc.collect()
     own = psutil.Process()
-    report.rss_mb.append(round(own.memory_info().rss / 1e6, 1))
-    report.descriptors.append(own.num_fds())
-    report.threads.append(own.num_threads())
+    part.rss_mb.append(round(own.memory_info().rss / 1e6, 1))
+    part.descriptors.append(own.num_fds())
+    part.threads.append(own.num_threads())

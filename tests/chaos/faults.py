@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -87,6 +88,21 @@ def _head_without_descriptors(target: Target) -> Inject:
     return inject
 
 
+def _memory_full(target: Target) -> Inject:
+    """A worker is killed while no shared memory is left for the one that takes its place."""
+
+    def inject() -> None:
+        path = Path("/dev/shm/full")
+        with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 20))
+        target.worker.kill()
+        time.sleep(2 * LEASE_S)
+        path.unlink()
+
+    return inject
+
+
 def _network(down: list[str], up: list[str], seconds: float) -> Callable[[Target], Inject]:
     def inject() -> None:
         subprocess.run(down, check=True, timeout=10)
@@ -105,6 +121,7 @@ LOSSES = (
     "env_exits",
     "env_hogs",
     "head_without_descriptors",
+    "memory_full",
 )
 """After these a worker has been started again."""
 
@@ -127,16 +144,17 @@ _TC = ["tc", "qdisc"]
 _SLOW = [*_TC, "add", "dev", "lo", "root", "tbf", "rate", "2mbit", "burst", "128kb", "latency", "400ms"]
 _FAST = [*_TC, "del", "dev", "lo", "root"]
 
-NETWORK_FAULTS: dict[str, Callable[[Target], Inject]] = {
+MACHINE_FAULTS: dict[str, Callable[[Target], Inject]] = {
     "network_paused": _network(_DOWN, _UP, 0.3),
     "network_cut": _network(_DOWN, _UP, 3 * LEASE_S),
     "network_slowed": _network(_SLOW, _FAST, 2.0),
+    "memory_full": _memory_full,
 }
-"""Only in a network namespace of their own."""
+"""Only where network and shared memory are the suite's own."""
 
 
-def has_own_network() -> bool:
-    """Whether this process may cut its network: it is root in a namespace with loopback alone."""
+def has_own_machine() -> bool:
+    """Whether this process may cut its network and fill its /dev/shm: it is root in namespaces of its own."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     alone = [line.split(":")[0].strip() for line in lines] == ["lo"]
     return os.geteuid() == 0 and None not in (shutil.which("ip"), shutil.which("tc")) and alone

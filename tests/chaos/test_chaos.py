@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from tests.chaos.calls import Taken
-from tests.chaos.driver import run_chaos
+from tests.chaos.driver import planned, run_chaos
+from tests.chaos.faults import FAULTS
 from tests.chaos.ledger import Checker, WrongRow, length_of, reward_of
+from tests.chaos.report import Outcome, Part, described
 
 
 @pytest.mark.process
@@ -18,12 +21,47 @@ from tests.chaos.ledger import Checker, WrongRow, length_of, reward_of
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("nothing_left")
 def test_faults_leave_no_wrong_row_no_call_that_hangs_and_nothing_behind() -> None:
-    report = run_chaos(seed=1, faults=12, seconds=150)
+    part = Part()
+    run_chaos(1, dict(enumerate(planned(1, 12))), part, seconds=150)
 
-    assert not report.failures
-    assert len(report.outcomes) >= 5
-    assert report.rows > 1000
-    assert {each.outcome for each in report.outcomes} <= {"rows", "error", "unharmed"}
+    assert not part.failures
+    assert len(part.outcomes) >= 5
+    assert part.rows > 1000
+    assert {each.outcome for each in part.outcomes} <= {"rows", "error", "unharmed"}
+
+
+def test_plan_has_every_kind_and_follows_from_the_seed() -> None:
+    plan = planned(1, 1000)
+
+    assert plan == planned(1, 1000)
+    assert plan != planned(2, 1000)
+    kinds = [kind for batch in plan for kind in batch]
+    assert len(kinds) == 1000
+    assert {*FAULTS, "head_killed"} <= set(kinds)
+    assert min(map(kinds.count, kinds)) >= 1000 // 16
+
+
+def test_report_is_read_as_it_was_written_and_tells_what_grew(tmp_path: Path) -> None:
+    part = Part(
+        batches=[0, 1, 2],
+        seconds=90.0,
+        outcomes=[
+            Outcome("env_raises", "step", "error", 1.25, 0.5),
+            Outcome("env_raises", "step", "rows", 3.0, 2),
+        ],
+        rows=7,
+        rss_mb=[100.0, 110.0, 122.0],
+        descriptors=[6, 7, 7],
+        threads=[1, 1, 2],
+    )
+    part.write(tmp_path / "chaos.part0.json")
+
+    assert Part.read(tmp_path / "chaos.part0.json") == part
+    assert part.grown() == [
+        "RSS in MB of the head grew from 110.0 to 122.0",
+        "threads of the head grew from 1 to 2",
+    ]
+    assert "| env_raises | 2 | 1 | 1 | 0 | 2.1, 3.0 | 2.0 |" in described([part], seed=1)
 
 
 ONE = (0, 7, 2, 1)

@@ -17,6 +17,7 @@ from clusterenv import ClusterEnv
 from tests.contract.spaces import actions, any_action_space, any_space, observations
 from tests.contract.vectors import NUM_ENVS, SERIAL, WORKERS, ShardVector
 from tests.contract.walking import EnvFn, Pair, Walker, walk
+from tests.long_form import drawn
 
 IN_PROCESS = 1000
 """Generated cases for a shard, and half as many for a serial ClusterEnv."""
@@ -32,10 +33,8 @@ counts = st.integers(1, 4)
 
 
 def examples(count: int) -> settings:
-    return settings(
-        max_examples=count,
-        deadline=None,
-        derandomize=True,
+    return drawn(
+        count,
         database=None,
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

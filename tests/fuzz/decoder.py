@@ -1,127 +1,77 @@
 """Coverage-guided fuzzing of all that a head makes of bytes: `python -m tests.fuzz.decoder --runs 10000000`.
 
-Needs `pip install atheris`, which has wheels for Python 3.11 on Linux. It starts from a message of each kind.
-Findings are files of the working folder; other options of libFuzzer, such as `-max_total_time=60`, may
-follow. Any error but ProtocolError is a finding.
+Needs `pip install atheris`, which has wheels for Python 3.11 on Linux. `--processes` share the inputs, each
+with another seed; what one finds worth keeping the others go on from. They start from messages of each kind
+that a head accepts (`examples.py`). Findings, and a log of each process, are files of the working folder;
+options of libFuzzer, such as `-max_total_time=60`, may follow. Any error but ProtocolError is a finding.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import os
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import atheris  # type: ignore[import-not-found]  # not among the packages that tests need
-import msgspec
-import numpy as np
-from gymnasium import spaces
 
 with atheris.instrument_imports(include=["clusterenv"]):
-    from clusterenv import values
-    from clusterenv.batches import ActBatch, Fragment, FrameReader, ResetBatch, StepBatch
     from clusterenv.errors import ProtocolError
-    from clusterenv.infos import batch_infos, decode_infos
-    from clusterenv.layout import SpaceLayout
-    from clusterenv.transport import messages as m
-    from clusterenv.transport.codec import FIRST_HEAD_KIND, HEADER, MAGIC, Side, decode
+    from tests.fuzz.reading import read_input
 
-from tests.transport.samples import SAMPLES  # after what is instrumented
+from tests.fuzz.examples import examples  # after what is instrumented
 
-RUN_ID = 7
-ENVS = 2
-OBS = SpaceLayout.of(
-    spaces.Dict(a=spaces.Box(-1, 1, (2,), np.float32), b=spaces.Text(4), c=spaces.Discrete(3))
-)
-ACTIONS = SpaceLayout.of(spaces.Discrete(2))
+LINES_OF_LOG = 5
 
 
 def one_input(data: bytes) -> None:
-    """Decode `data`: kind, number of frames, their lengths, frames, body; then read what it holds."""
-    kind, count = (data[0], data[1] % 24) if len(data) > 1 else (0, 0)
-    lengths, rest = data[2 : 2 + count], data[2 + count :]
-    frames = []
-    for length in lengths:
-        frames.append(rest[:length])
-        rest = rest[length:]
-    header, body = HEADER.pack(MAGIC, m.PROTOCOL_VERSION, kind, RUN_ID, 0, 1), rest
-    try:
-        parts = [memoryview(header + body), *map(memoryview, frames)]
-        envelope = decode(parts, sender=Side.WORKER, run_id=RUN_ID, max_message_bytes=1 << 20)
-        _read(envelope.message, envelope.frames)
-    except ProtocolError:
-        pass
-    for part in (body, *frames):
-        try:
-            values.decode(part)
-            batch_infos(decode_infos(part), ENVS)
-        except ProtocolError:
-            pass
+    """Any outcome is right but another error."""
+    with contextlib.suppress(ProtocolError):
+        read_input(data)
 
 
-def _read(message: m.Message, frames: list[memoryview]) -> None:
-    """What the head does with an answer."""
-    if isinstance(message, m.ResetReply):
-        ResetBatch.of_frames(frames, OBS, num_envs=ENVS, infos=message.infos)
-        for block in message.infos:
-            batch_infos(decode_infos(block), ENVS)
-    elif isinstance(message, m.StepReply):
-        StepBatch.read(FrameReader(frames), OBS, ENVS, message.num_final)
-    elif isinstance(message, m.ActReply):
-        version = message.policy.policy_version
-        ActBatch.of_frames(
-            frames, OBS, ACTIONS, num_envs=ENVS, num_final=message.num_final, policy_version=version
-        )
-    elif isinstance(message, m.FragmentReply):
-        Fragment.of_frames(
-            frames,
-            OBS,
-            ACTIONS,
-            num_steps=message.num_steps,
-            num_envs=ENVS,
-            num_final=message.num_final,
-            policy_version=0,
-            episodes=[],
-            has_versions=message.has_versions,
-        )
+def main() -> int:
+    """Fuzz until the number of inputs is reached; the exit status is 1 if there was a finding."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.decoder", description=__doc__)
+    parser.add_argument("--runs", type=int, default=10_000_000, help="inputs of all processes together")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seed", type=int, default=1, help="of the first process; the others count up")
+    parser.add_argument("--corpus", type=Path, help="inputs to start from, kept there; none: for this run")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    options, others = parser.parse_known_args()
+    if options.alone:
+        flags = [f"-runs={options.runs}", f"-seed={options.seed}", "-reload=1", *others, str(options.corpus)]
+        atheris.Setup([sys.argv[0], *flags], one_input)
+        atheris.Fuzz()
+    with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
+        corpus = options.corpus or Path(folder)
+        corpus.mkdir(parents=True, exist_ok=True)
+        for number, example in enumerate(examples()):
+            (corpus / f"example-{number}").write_bytes(example)
+        return _side_by_side(options, corpus, others)
 
 
-def examples() -> list[bytes]:
-    """A message of each kind that a worker sends, and answers that fit the spaces here."""
-    observed = [*OBS.zeros(ENVS)]
-    rows = [np.zeros(ENVS), np.zeros(ENVS, np.bool_), np.zeros(ENVS, np.bool_), np.zeros(0, np.int64)]
-    step = StepBatch(
-        obs=observed,
-        rewards=rows[0],
-        terminations=rows[1],
-        truncations=rows[2],
-        final_index=rows[3],
-        final_obs=OBS.empty(0),
-    ).frames()
-    fitting = {m.ResetReply: ResetBatch(obs=observed).frames(), m.StepReply: step}
-    made = []
-    for kind, message_type in m.KINDS.items():
-        if kind < FIRST_HEAD_KIND and message_type in SAMPLES:
-            message, frames = SAMPLES[message_type]
-            for sent in (frames, fitting.get(message_type, [])):
-                raw = [each.tobytes() if isinstance(each, np.ndarray) else bytes(each) for each in sent]
-                body = msgspec.msgpack.encode(message)
-                made.append(bytes([kind, len(raw), *map(len, raw)]) + b"".join(raw) + body)
-    return made
-
-
-def main() -> None:
-    """Fuzz until the number of inputs is reached."""
-    words = list(sys.argv)
-    runs = "10000000"
-    if "--runs" in words:
-        at = words.index("--runs")
-        runs, words[at : at + 2] = words[at + 1], []
-    corpus = Path(tempfile.mkdtemp(prefix="corpus-"))
-    for number, example in enumerate(examples()):
-        (corpus / str(number)).write_bytes(example)
-    atheris.Setup([*words, f"-runs={runs}", str(corpus)], one_input)
-    atheris.Fuzz()
+def _side_by_side(options: argparse.Namespace, corpus: Path, others: list[str]) -> int:
+    began, processes, logs = time.monotonic(), [], []
+    for number in range(options.processes):
+        share = options.runs // options.processes + (number < options.runs % options.processes)
+        own = ["--alone", f"--runs={share}", f"--seed={options.seed + number}", f"--corpus={corpus}", *others]
+        logs.append(Path(f"fuzz-{number}.log"))
+        with logs[-1].open("wb") as log:
+            command = [sys.executable, "-m", "tests.fuzz.decoder", *own]
+            processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+    codes = [process.wait() for process in processes]
+    for log, code in zip(logs, codes, strict=True):
+        lines = log.read_text(errors="replace").splitlines()
+        sys.stdout.write("\n".join([f"{log}: exit code {code}", *lines[-LINES_OF_LOG:], ""]))
+    done = "all" if not any(codes) else "NOT ALL"
+    sys.stdout.write(f"{done} of {options.runs:,} inputs in {time.monotonic() - began:.0f} s\n")
+    return int(any(codes))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

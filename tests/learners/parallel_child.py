@@ -1,6 +1,7 @@
-"""One of two learners of test_parallel.py: `python -m tests.learners.parallel_child RANK FOLDER`.
+"""One of the learners of test_parallel.py: `python -m tests.learners.parallel_child RANK FOLDER [HANGS]`.
 
-Each has rows of its own in `rollouts`; what their update comes to is in FOLDER/agent-RANK.pt.
+Two have rows of their own in `rollouts`; what their update comes to is in FOLDER/agent-RANK.pt. With HANGS,
+the rank of one of three, that one does not come to what the others do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from clusterenv import Rollout
-from clusterenv.learners import a2c, parallel, ppo
+from clusterenv.learners import a2c, impala, parallel, ppo
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
 from tests.learners.rollouts import made_up_rollout
@@ -48,8 +49,21 @@ def a2c_config() -> a2c.A2CConfig:
     return a2c.A2CConfig(env_id="Pendulum-v1", learning_rate=1e-2)
 
 
+def impala_config() -> impala.IMPALAConfig:
+    """Two passes of two minibatches."""
+    return impala.IMPALAConfig(env_id="Pendulum-v1", passes=2, num_minibatches=2, learning_rate=1e-2)
+
+
+def prox_agent() -> Agent:
+    """Another policy than the one that acted, so that V-trace has something to correct."""
+    agent = agent_of()
+    with torch.no_grad():
+        agent.log_std.add_(0.1)
+    return agent
+
+
 def update(rollout: Rollout) -> dict[str, torch.Tensor]:
-    """The agent after an update of PPO and one of A2C."""
+    """The agent after an update of PPO, one of A2C and one of IMPALA."""
     agent, config = agent_of(), ppo_config()
     optimizer = torch.optim.Adam(agent.parameters(), lr=config.learning_rate, eps=1e-5)
     scale = RewardScale(ENVS, config.gamma)
@@ -57,13 +71,21 @@ def update(rollout: Rollout) -> dict[str, torch.Tensor]:
     ppo.update(agent, optimizer, samples, config, torch.Generator().manual_seed(3))
     agent.observe(rollout.obs, rollout.valid)
     a2c.update(agent, optimizer, rollout, a2c_config(), scale)
+    batch = impala.make_samples(agent, prox_agent().without_critic(), rollout, impala_config(), scale)
+    impala.update(agent, optimizer, batch, impala_config(), torch.Generator().manual_seed(4))
     return agent.state_dict() | {name: torch.tensor(value) for name, value in scale.state_dict().items()}
 
 
-def main(rank: int, folder: Path) -> None:
-    """Update with the other one, then wait for it to be killed."""
+def main(rank: int, folder: Path, hangs: int | None) -> None:
+    """Update with the other one, then wait for it to be killed; or wait for one that hangs."""
+    size = 2 if hangs is None else 3
     try:
-        with parallel.Seat(rank, 2, folder / "shared").joined():
+        with parallel.Seat(rank, size, folder / "shared").joined(timeout_s=60 if hangs is None else 4):
+            if rank == hangs:
+                (folder / "waits").touch()
+                time.sleep(60)
+            if hangs is not None:
+                parallel.gathered(rank)
             torch.save(update(rollouts()[rank]), folder / f"agent-{rank}.pt")
             if rank == 1:
                 (folder / "waits").touch()
@@ -75,4 +97,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)

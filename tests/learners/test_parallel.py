@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -16,7 +19,7 @@ import torch
 
 from clusterenv.cli import main
 from clusterenv.errors import ConfigError
-from clusterenv.learners import a2c, parallel, ppo
+from clusterenv.learners import a2c, impala, parallel, ppo
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.parallel import LearnerLost, Seat
@@ -37,28 +40,38 @@ def single_learner() -> dict[str, torch.Tensor]:
     both = ppo.make_samples(agent, joined, config, scale)
     owners = torch.as_tensor(np.arange(2 * child.ENVS) // child.ENVS).expand(child.STEPS, -1)
     owner = owners[torch.as_tensor(joined.valid)]
-    parts = [
-        ppo.Samples(*(getattr(both, name)[owner == rank] for name in ppo.Samples.__slots__))
-        for rank in range(2)
-    ]
-    generators = [torch.Generator().manual_seed(3) for _ in parts]
-    for _ in range(config.epochs):
+    for minibatch in minibatches_of_both(both, owner, config.num_minibatches, config.epochs, seed=3):
+        step(agent, optimizer, ppo.ppo_loss(agent, minibatch, config)[0])
+    agent.observe(joined.obs, joined.valid)
+    a2c.update(agent, optimizer, joined, child.a2c_config(), scale)
+    config = child.impala_config()
+    batch = impala.make_samples(agent, child.prox_agent().without_critic(), joined, config, scale)
+    for minibatch in minibatches_of_both(batch, owner, config.num_minibatches, config.passes, seed=4):
+        step(agent, optimizer, impala.impala_loss(agent, minibatch, config)[0])
+    return agent.state_dict() | {name: torch.tensor(value) for name, value in scale.state_dict().items()}
+
+
+def minibatches_of_both(
+    samples: Any, owner: torch.Tensor, num_minibatches: int, passes: int, *, seed: int
+) -> Iterator[Any]:
+    """The minibatches that two learners make of their rows, each of both together."""
+    kind, names = type(samples), [item.name for item in dataclasses.fields(samples)]
+    parts = [kind(*(getattr(samples, name)[owner == rank] for name in names)) for rank in range(2)]
+    generators = [torch.Generator().manual_seed(seed) for _ in parts]
+    for _ in range(passes):
         halves = [
-            shuffled(part, config.num_minibatches, generator)
+            shuffled(part, num_minibatches, generator)
             for part, generator in zip(parts, generators, strict=True)
         ]
         for one, other in zip(*halves, strict=True):
-            minibatch = ppo.Samples(
-                *(torch.cat([getattr(one, name), getattr(other, name)]) for name in ppo.Samples.__slots__)
-            )
-            loss, _ = ppo.ppo_loss(agent, minibatch, config)
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            torch.nn.utils.clip_grad_norm_(agent.parameters(), config.max_grad_norm)
-            optimizer.step()
-    agent.observe(joined.obs, joined.valid)
-    a2c.update(agent, optimizer, joined, child.a2c_config(), scale)
-    return agent.state_dict() | {name: torch.tensor(value) for name, value in scale.state_dict().items()}
+            yield kind(*(torch.cat([getattr(one, name), getattr(other, name)]) for name in names))
+
+
+def step(agent: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
+    optimizer.step()
 
 
 def side_by_side(rollouts: list) -> object:
@@ -81,19 +94,19 @@ def side_by_side(rollouts: list) -> object:
     return type(rollouts[0])(**values)
 
 
+def child_process(rank: int, folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.learners.parallel_child", str(rank), str(folder), *more]
+    paths = os.pathsep.join(filter(None, sys.path))
+    environ = {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(command, env=environ, cwd=Path(__file__).parents[2])
+
+
 @pytest.mark.process
 @pytest.mark.usefixtures("nothing_left")
 def test_two_learners_make_the_update_of_one_with_all_rows_and_notice_when_one_is_killed(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-m", "tests.learners.parallel_child"]
-    paths = os.pathsep.join(filter(None, sys.path))
-    environ = {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
-    root = Path(__file__).parents[2]
-    with (
-        subprocess.Popen([*command, "0", str(tmp_path)], env=environ, cwd=root) as first,
-        subprocess.Popen([*command, "1", str(tmp_path)], env=environ, cwd=root) as second,
-    ):
+    with child_process(0, tmp_path) as first, child_process(1, tmp_path) as second:
         wait_until((tmp_path / "waits").exists, 90)
         second.kill()
         assert first.wait(timeout=30) == 3
@@ -104,6 +117,24 @@ def test_two_learners_make_the_update_of_one_with_all_rows_and_notice_when_one_i
         assert torch.equal(agents[0][name], agents[1][name]), name
         torch.testing.assert_close(agents[0][name], value, rtol=2e-5, atol=2e-6, msg=lambda m: f"{name}: {m}")  # noqa: B023
     assert (tmp_path / "lost-0").read_text() == "learner 1 of 2 has ended; see its output"
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("nothing_left")
+def test_learner_that_hangs_is_named_by_those_that_wait_for_it(tmp_path: Path) -> None:
+    with (
+        child_process(0, tmp_path, "1") as first,
+        child_process(1, tmp_path, "1") as hanging,
+        child_process(2, tmp_path, "1") as third,
+    ):
+        wait_until((tmp_path / "waits").exists, 90)
+        assert [first.wait(timeout=30), third.wait(timeout=30)] == [3, 3]
+        hanging.kill()
+
+    for rank in (0, 2):
+        said = (tmp_path / f"lost-{rank}").read_text()
+        assert said.startswith("learner 1 of 3 did not come within "), said
+        assert "--learner-timeout lets the others wait longer" in said
 
 
 @pytest.mark.process
@@ -141,6 +172,37 @@ def test_command_trains_with_two_learners_goes_on_and_ends_all_when_one_dies(tmp
     assert Checkpoint.load(tmp_path / "run" / "checkpoint.pt").steps > 512
 
 
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("nothing_left")
+def test_command_trains_impala_with_two_learners_and_names_the_one_that_hangs(tmp_path: Path) -> None:
+    options = [
+        "--learners",
+        "2",
+        "--workers",
+        "2",
+        "--learner-timeout",
+        "5s",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    command = [sys.executable, "-m", "clusterenv", "train", "impala", *CARTPOLE, *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, 120)
+        learners = psutil.Process(process.pid).children()
+        learners[1].send_signal(signal.SIGSTOP)
+        _, err = process.communicate(timeout=100)
+
+    assert process.returncode == 1
+    assert "clusterenv: learner 1 of 2 did not come within 5 s to what all do together" in err
+    assert "clusterenv: learner 1 of 2 did not do what the others waited for, and all were ended\n" in err
+    wait_until(lambda: not alive([learner.pid for learner in learners]), 10)
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert rows[1]["steps"] == 2 * 2 * 4 * 16 * 2
+    assert len(rows[1]["workers"]) == 2
+
+
 def test_learners_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "RENDEZVOUS_S", 0.2)
 
@@ -167,7 +229,16 @@ def test_seat_of_a_task_is_told_by_slurm(tmp_path: Path, monkeypatch: pytest.Mon
     ("words", "said"),
     [
         (["ppo", "--learners", "2", "--workers", "3"], "workers is 3; expected a multiple of learners = 2"),
-        (["sac", "--learners", "2"], "learners is 2; expected 1, since only ppo and a2c take several"),
+        (
+            ["sac", "--learners", "2"],
+            "learners is 2; expected 1, since only ppo, a2c and impala take several",
+        ),
+        (
+            ["a3c", "--learners", "2"],
+            "learners is 2; expected 1 of a3c, each of whose updates is of one fragment, so that there is "
+            "nothing to average; give it more workers, or take impala",
+        ),
+        (["ppo", "--learner-timeout", "0s"], "learner_timeout is 0.0; expected a time above 0 in seconds"),
         (["ppo", "--learners", "0"], "learners is 0; expected a whole number from 1"),
     ],
 )

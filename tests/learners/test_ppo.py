@@ -14,8 +14,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from clusterenv import SlurmConfig
+from clusterenv import Rollout, SlurmConfig
 from clusterenv.errors import ConfigError, LaunchError
+from clusterenv.learners import ppo
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.networks import Agent
@@ -298,3 +299,37 @@ def test_run_that_cannot_be_launched_leaves_no_folder_of_its_own(
         train(PPOConfig(env_id="CartPole-v1", run_dir=folder), SlurmConfig(shared_folder=tmp_path))
 
     assert [path.name for path in tmp_path.iterdir()] == ([] if own else ["run"])
+
+
+class Pixels(gym.Env[np.ndarray, int]):
+    """Noise to look at, for ten steps."""
+
+    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.np_random.integers(0, 256, (8, 8, 3), np.uint8), {}
+
+    def step(self, action: int) -> Any:
+        self._steps += 1
+        return self.np_random.integers(0, 256, (8, 8, 3), np.uint8), 1.0, self._steps == 10, False, {}
+
+
+def test_workers_do_not_compute_values_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rollouts = []
+
+    def noted(agent: Agent, rollout: Rollout, *rest: Any) -> Any:
+        rollouts.append(rollout)
+        return make_samples(agent, rollout, *rest)
+
+    monkeypatch.setitem(gym.registry, "Pixels-v0", gym.envs.registration.EnvSpec("Pixels-v0", Pixels))
+    monkeypatch.setattr(ppo, "make_samples", noted)
+    options = {"workers": 1, "serial": True, "envs_per_worker": 2, "num_steps": 8, "total_steps": 16}
+    config = PPOConfig(env_id="Pixels-v0", network="impala", hidden=(8,), run_dir=tmp_path, **options)
+
+    train(config)
+
+    assert np.isnan(rollouts[0].values).all()
+    assert Checkpoint.load(tmp_path / "checkpoint.pt").agent["critic.0.weight"].shape == (1, 8)

@@ -1,4 +1,4 @@
-"""The replay buffer, in memory and as a file that survives whatever ends the process."""
+"""The replay buffer, a file that survives whatever ends the process, and what is drawn from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from clusterenv.errors import ConfigError
-from clusterenv.learners.replay import Replay, Rows
+from clusterenv.learners.replay import Replay, Rows, Sampler
 
 DTYPE = np.dtype([("obs", np.float32, (2,)), ("action", np.int64), ("reward", np.float32)])
 
@@ -24,14 +24,10 @@ def rows(start: int, stop: int) -> Rows:
     return made
 
 
-@pytest.fixture(params=["memory", "file"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    return tmp_path / "folder" / "replay" if request.param == "file" else None
-
-
 @pytest.mark.parametrize("sizes", [(3,), (10,), (7, 7), (4, 4, 4, 4), (25,), (9, 25, 1), (0, 5)])
-def test_newest_rows_are_kept_in_order(path: Path | None, sizes: tuple[int, ...]) -> None:
-    with Replay(10, DTYPE, path) as replay:
+@pytest.mark.parametrize("spare", [0, 1, 8, 100])
+def test_newest_rows_are_kept_in_order(tmp_path: Path, sizes: tuple[int, ...], spare: int) -> None:
+    with Replay(10, DTYPE, tmp_path / "folder" / "replay", spare=spare) as replay:
         for start, size in zip(np.cumsum((0, *sizes)), sizes, strict=False):
             replay.add(rows(int(start), int(start) + size))
 
@@ -40,9 +36,9 @@ def test_newest_rows_are_kept_in_order(path: Path | None, sizes: tuple[int, ...]
         assert np.array_equal(replay.in_order(), rows(max(0, total - 10), total))
 
 
-def test_every_row_that_is_there_is_sampled_and_no_other(path: Path | None) -> None:
+def test_every_row_that_is_there_is_sampled_and_no_other(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
-    with Replay(10, DTYPE, path) as replay:
+    with Replay(10, DTYPE, tmp_path / "replay", spare=3) as replay:
         replay.add(rows(0, 4))
         early = replay.sample(200, generator)
         replay.add(rows(4, 13))
@@ -53,8 +49,8 @@ def test_every_row_that_is_there_is_sampled_and_no_other(path: Path | None) -> N
     assert np.array_equal(late["reward"], late["action"])
 
 
-def test_samples_are_not_changed_by_later_rows() -> None:
-    with Replay(4, DTYPE) as replay:
+def test_samples_are_not_changed_by_later_rows(tmp_path: Path) -> None:
+    with Replay(4, DTYPE, tmp_path / "replay") as replay:
         replay.add(rows(0, 4))
         sampled = replay.sample(4, np.random.default_rng(0))
         before = sampled.copy()
@@ -165,3 +161,62 @@ def test_file_that_cannot_be_made_is_a_sentence_and_leaves_nothing(tmp_path: Pat
         Replay(1 << 50, DTYPE, tmp_path / "huge")
 
     assert list(tmp_path.iterdir()) == []
+
+
+# --- going on from a milestone ---------------------------------------------------------------------------
+
+
+def test_rows_of_a_milestone_are_there_after_as_many_as_there_is_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "replay"
+    with Replay(10, DTYPE, path, spare=6) as replay:
+        for start, stop in ((0, 10), (10, 17)):
+            replay.add(rows(start, stop))
+        state = replay.state_dict()
+        replay.add(rows(17, 23))
+    with Replay(10, DTYPE, path, spare=6) as replay:
+        assert replay.end == 23
+        replay.load_state_dict(state)
+        assert np.array_equal(replay.in_order(), rows(7, 17))
+        replay.add(rows(17, 24))
+        with pytest.raises(ConfigError, match=r"expected the file in which .* had its transitions 7 to 16"):
+            replay.load_state_dict(state)
+
+
+def test_rows_of_a_milestone_are_not_looked_for_in_another_file(tmp_path: Path) -> None:
+    states = []
+    for name in ("one", "other"):
+        with Replay(10, DTYPE, tmp_path / name) as replay:
+            replay.add(rows(0, 5))
+            states.append(replay.state_dict())
+    with (
+        Replay(10, DTYPE, tmp_path / "one") as replay,
+        pytest.raises(ConfigError, match="expected the file in which the run to resume"),
+    ):
+        replay.load_state_dict(states[1])
+
+
+def test_file_with_too_little_room_between_milestones_is_refused(tmp_path: Path) -> None:
+    Replay(10, DTYPE, tmp_path / "replay", spare=4).close()
+
+    with pytest.raises(
+        ConfigError, match=r"for the 9 rows between two milestones, not for 4: .*smaller by 5"
+    ):
+        Replay(10, DTYPE, tmp_path / "replay", spare=9)
+
+
+def test_sampler_draws_so_much_for_each_row_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    def made() -> Sampler:
+        return Sampler(seed=3, batch_size=4, replay_ratio=1.5, learning_starts=8)
+
+    sampler = made()
+    with Replay(100, DTYPE, tmp_path / "replay") as replay:
+        replay.add(rows(0, 7))
+        assert list(sampler.batches(replay, 7)) == []
+        replay.add(rows(7, 10))
+        assert [len(batch) for batch in sampler.batches(replay, 3)] == [4]  # 0.5 are owed
+        state, again = sampler.state_dict(), made()
+        again.load_state_dict(state)
+        one, other = list(sampler.batches(replay, 5)), list(again.batches(replay, 5))
+
+    assert len(one) == len(other) == 2
+    assert np.array_equal(one, other)

@@ -17,7 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from clusterenv.errors import ConfigError
-from clusterenv.learners import ppo
+from clusterenv.learners import dqn, ppo, sac
 from clusterenv.learners.checkpoints import Checkpoint
 from clusterenv.learners.moments import RewardScale
 from clusterenv.learners.ppo import parse, train
@@ -101,6 +101,53 @@ def test_run_that_goes_on_comes_to_the_numbers_of_one_that_never_stopped(
     resumed = json.loads((broken / "summary.json").read_text())
     assert resumed["updates"] == 16
     assert resumed["episodes"] == json.loads((whole / "summary.json").read_text())["episodes"]
+
+
+REPLAYED = (
+    *("--workers", "1", "--envs-per-worker", "2", "--serial", "--hidden", "8", "--num-steps", "4"),
+    *("--learning-starts", "64", "--batch-size", "16", "--checkpoint-every", "128", "--n-steps", "2"),
+    *("--total-steps", "512"),
+)
+OFF_POLICY = {
+    "dqn": (dqn, "CartPole-v1", ("--replay-ratio", "1.3", "--replay-capacity", "200")),
+    "sac": (sac, "Pendulum-v1", ("--replay-ratio", "1.3", "--replay-capacity", "100")),
+    "sac, a file of its own": (sac, "Pendulum-v1", ("--replay-ratio", "1.3", "--replay-capacity", "5000")),
+}
+
+
+@pytest.mark.parametrize("case", OFF_POLICY)
+def test_run_that_replays_goes_on_to_the_numbers_of_one_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    algorithm, env_id, flags = OFF_POLICY[case]
+
+    def begun(name: str) -> None:
+        file = ("--replay-file", str(tmp_path / f"{name}-rows")) if "file" in case else ()
+        place = ("--env-id", env_id, "--run-dir", str(tmp_path / name))
+        algorithm.train(*algorithm.parse([*REPLAYED, *flags, *place, *file]))
+
+    begun("whole")
+    original, made = algorithm.Sampler.batches, []
+
+    def interrupted(*arguments: Any) -> Any:
+        made.append(1)
+        if len(made) > 45:  # 8 steps each: after the milestone at 256, and near the one at 384
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(algorithm.Sampler, "batches", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            begun("broken")
+    assert milestone(tmp_path / "broken", case[:3]).steps == 256
+
+    algorithm.train(*algorithm.parse(["--resume", str(tmp_path / "broken")]))
+
+    assert len(metrics(tmp_path / "whole")) == 64
+    assert_equal_runs(tmp_path / "whole", tmp_path / "broken")
+    ends = [milestone(tmp_path / name, case[:3]).training for name in ("whole", "broken")]
+    assert ends[0]["sampler"] == ends[1]["sampler"]
+    assert ends[0]["replay"]["end"] == ends[1]["replay"]["end"] > 400
 
 
 def test_weights_that_a_worker_lags_behind_are_pulled_at_a_milestone(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterenv.learners.returns import generalized_advantage, next_values, vtrace
+from tests.long_form import drawn
 from tests.reference import returns as reference
 
 NO_ENDS = np.zeros((0, 2), np.int64)
@@ -112,7 +113,7 @@ def _array(envs: list[list[reference.Step]], name: str) -> np.ndarray:
 ARRAYS = ("reward", "value", "following", "terminated", "truncated", "valid")
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(envs=_batches(), gamma=st.floats(0, 1), lam=st.floats(0, 1))
 def test_gae_is_the_discounted_sum_of_its_definition(
     envs: list[list[reference.Step]], gamma: float, lam: float
@@ -123,7 +124,7 @@ def test_gae_is_the_discounted_sum_of_its_definition(
         np.testing.assert_allclose(advantages[:, env], reference.gae(steps, gamma, lam), atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(envs=_batches(), gamma=st.floats(0, 1), lam=st.floats(0, 1), bars=st.tuples(*[st.floats(0.1, 3)] * 2))
 def test_vtrace_is_the_sum_of_products_of_its_definition(
     envs: list[list[reference.Step]], gamma: float, lam: float, bars: tuple[float, float]
@@ -187,7 +188,7 @@ def test_vtrace_refuses_a_rho_bar_below_c_bar() -> None:
         vtrace(floats, floats, floats, flags, flags, flags, floats, gamma=1.0, rho_bar=0.5)
 
 
-@settings(max_examples=30, deadline=None)
+@drawn(30)
 @given(envs=_batches(), gamma=st.floats(0, 1), bars=st.tuples(st.floats(1, 3), st.floats(0, 2)))
 def test_vtrace_on_policy_is_the_n_step_return(
     envs: list[list[reference.Step]], gamma: float, bars: tuple[float, float]

@@ -10,13 +10,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterenv import ClusterEnv, LocalConfig, Rollout
 from clusterenv.learners.networks import Agent
 from clusterenv.learners.transitions import NStepTransitions
 from tests.learners.rollouts import made_up_rollout
+from tests.long_form import drawn
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = spaces.Discrete(3)
@@ -77,7 +78,7 @@ def assert_same(rows: list[tuple[float, ...]], wanted: list[tuple[float, ...]]) 
     np.testing.assert_allclose(sorted(rows), sorted(wanted), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     n=st.integers(1, 5),
     borders=st.sets(st.integers(1, 11)),

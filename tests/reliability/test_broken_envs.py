@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clusterenv import ClusterEnv, LocalConfig
@@ -23,8 +22,8 @@ from clusterenv.errors import ClusterEnvError
 from tests.agents import NumpyAgent
 from tests.contract.spaces import any_space
 from tests.envs import Count, Sampled
+from tests.long_form import drawn
 
-EXAMPLES = 20_000 if os.environ.get("CLUSTERENV_LONG") else 250
 BROKEN = 1
 """The environment, of two, that breaks the rules."""
 
@@ -163,7 +162,7 @@ def allowed(use: Callable[[], object], name: str) -> None:
     assert name in told
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@drawn(250)
 @given(reset=resets(), results=st.lists(steps(), min_size=1, max_size=3), collect=st.booleans())
 @example(
     reset=(RIGHT["obs"], {}),
@@ -181,7 +180,7 @@ def test_environment_that_returns_anything_is_understood_or_named(
 SERIAL = LocalConfig(serial=True)
 
 
-@settings(max_examples=EXAMPLES // 2, deadline=None)
+@drawn(125)
 @given(space=any_space(), returned=any_space(), seed=st.integers(0, 1000))
 def test_observation_of_another_space_is_understood_or_named(
     space: gym.Space, returned: gym.Space, seed: int

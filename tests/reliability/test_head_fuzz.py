@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterenv.config import EnvConfig
@@ -17,6 +17,7 @@ from clusterenv.outcomes import Fresh
 from clusterenv.peers import State
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
+from tests.long_form import drawn
 from tests.test_head import welcome
 from tests.transport.samples import SAMPLES
 
@@ -95,7 +96,7 @@ def said(message: m.Message, peer: bytes, sequence: int = 0) -> Envelope:
 
 
 @pytest.mark.parametrize("policy", ["restart", "drop", "raise"])
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(before=st.lists(envelopes(), max_size=4), during=st.lists(envelopes(), max_size=12))
 def test_any_messages_in_any_order_leave_the_head_in_a_known_state(
     policy: str, before: list[Envelope], during: list[Envelope]

@@ -19,6 +19,7 @@ import zmq
 from clusterenv.errors import ConnectError
 from clusterenv.transport import Connection, RunKeys, sockets
 from clusterenv.transport import messages as m
+from tests.long_form import LONG
 from tests.processes import wait_until
 from tests.transport.conftest import DEADLINE_S, RUN_ID, Run, StartRun, raw_dealer
 from tests.transport.proxy import relay
@@ -26,7 +27,7 @@ from tests.transport.test_server import BEAT, head_of
 
 pytestmark = pytest.mark.process
 
-CONNECTIONS = 10_000 if os.environ.get("CLUSTERENV_LONG") else 300
+CONNECTIONS = 10_000 if LONG else 300
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE".ljust(55, b"\0")
 FIRST_MESSAGE = 2
 """Frames of a worker before its first message: HELLO and INITIATE."""
