@@ -94,8 +94,7 @@ def _welcomes(
 ) -> list[tuple[m.Welcome, list[bytes]]]:
     assert config.autoreset_mode is not None, "the mode is known before a launch"
     welcomes = []
-    first = 0
-    sync = config.sync_config
+    first, sync = 0, config.sync_config
     for rank, count in enumerate(counts):
         blobs, blob_of = source.part(first, count)
         welcome = m.Welcome(
@@ -317,8 +316,7 @@ class LocalSession:
         """Say goodbye, then make sure; the logs stay if asked."""
         if self._closed or os.getpid() != self._pid:  # in a fork of the head the run is not ours to end
             return
-        self._closed = True
-        deadline = time.monotonic() + GOODBYE_S
+        self._closed, deadline = True, time.monotonic() + GOODBYE_S
         self._ending.set()
         self._stop_listening()
         with contextlib.ExitStack() as ends:  # run last one first, each whatever the others do
