@@ -39,11 +39,6 @@ class A3CConfig(A2CConfig):
         super().__post_init__()
         check(self, whole=("queue",))
 
-    @property
-    def streams(self) -> bool:
-        """Whether workers step while the learner computes: always."""
-        return True
-
 
 def train(config: A3CConfig, launcher: LocalConfig | SlurmConfig | None = None) -> Summary:
     """Train, and return what it took; the run's folder holds its metrics, curves and newest checkpoint.

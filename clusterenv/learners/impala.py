@@ -97,11 +97,6 @@ class IMPALAConfig(NetworkOptions):
         if self.rho_bar < self.c_bar:
             raise ConfigError("rho_bar", self.rho_bar, f"at least c_bar = {self.c_bar}")
 
-    @property
-    def streams(self) -> bool:
-        """Whether workers step while the learner computes."""
-        return not self.lockstep
-
 
 @contextmanager
 def batches(env: ClusterEnv, actor: Actor, config: IMPALAConfig) -> Iterator[Iterator[Rollout]]:
@@ -129,15 +124,20 @@ class Samples:
 
 @torch.no_grad()
 def make_samples(
-    agent: Agent, prox: Actor, rollout: Rollout, config: IMPALAConfig, reward_scale: RewardScale | None
+    agent: Agent, prox: Actor | None, rollout: Rollout, config: IMPALAConfig, reward_scale: RewardScale | None
 ) -> Samples:
-    """The rows to learn from, with the values of `agent` as it is when called."""
+    """The rows to learn from, with the values of `agent` as it is when called; it may be pi_prox itself."""
     batch = rollout.torch(agent.device)
     valid = batch.valid
     features, actions = agent.features(batch.obs), agent.action_targets(batch.actions)  # [T, N, ...]
-    values = agent.state_value(features)
+    if prox is None:
+        outputs, values = agent.outputs_and_values(features)
+        policy = agent.as_policy(outputs[valid])
+    else:
+        values = agent.state_value(features)
+        policy = prox.policy(prox.features(batch.obs)[valid])
     log_probs = torch.zeros_like(values)
-    log_probs[valid] = prox.policy(prox.features(batch.obs)[valid]).log_prob(actions[valid])
+    log_probs[valid] = policy.log_prob(actions[valid])
     log_ratios = torch.where(valid, log_probs - batch.log_probs, 0.0)
     trace = vtrace(
         rollout.rewards if reward_scale is None else reward_scale.of(rollout),
@@ -241,9 +241,10 @@ def train(config: IMPALAConfig, launcher: LocalConfig | SlurmConfig | None = Non
                     if config.anneal_lr:
                         optimizer.param_groups[0]["lr"] = config.learning_rate * run.remaining
                     rollout = next(collected)
-                    if run.updates % config.prox_interval == 0:
+                    renewed = run.updates % config.prox_interval == 0
+                    if renewed:
                         prox.load_state_dict(actor.state_dict())
-                    samples = make_samples(agent, prox, rollout, config, reward_scale)
+                    samples = make_samples(agent, None if renewed else prox, rollout, config, reward_scale)
                     losses = update(agent, optimizer, samples, config, shuffling)
                     agent.observe(rollout.obs, rollout.valid)
                     run.log(rollout, env.stats(), losses)

@@ -67,8 +67,8 @@ class Options:
     """Where the learner computes: "cpu", "cuda", or "auto": a GPU for image networks if there is one, else
     the CPU. Workers act on their CPUs."""
     num_threads: int | None = None
-    """Threads of the learner's arithmetic; none: 1 for an MLP, and for image networks the physical cores
-    granted, or half of them if workers of this machine step while the learner computes."""
+    """Threads of the learner's arithmetic; none: 1 for an MLP, and for image networks one for each physical
+    core granted."""
 
     def __post_init__(self) -> None:
         """Check what ClusterEnv does not check itself."""
@@ -112,11 +112,6 @@ class Options:
             "sync": self.sync,
             "seed": self.seed,
         }
-
-    @property
-    def streams(self) -> bool:
-        """Whether workers step while the learner computes."""
-        return False
 
     @property
     def agent_options(self) -> dict[str, Any]:

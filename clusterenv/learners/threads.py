@@ -1,4 +1,4 @@
-"""How many threads the learner's arithmetic gets of the cores granted, which it may share with workers."""
+"""How many threads the learner's arithmetic gets of the cores granted."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ CPUS: Final = Path("/sys/devices/system/cpu")
 QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
-def learner_threads(*, large: bool, beside_workers: bool, cores: int) -> int:
+def learner_threads(*, large: bool, cores: int) -> int:
     """Threads for a learner on `cores` cores.
+
+    Workers that step on the same cores while the learner computes take none away: where networks are large
+    they are done first, and sleep until the learner takes what they have made.
 
     Args:
         large: whether the network is worth more than one thread, as those for images are.
-        beside_workers: whether workers step on the same cores while the learner computes.
         cores: physical cores that were granted.
     """
-    if not large:
-        return 1
-    return max(1, cores // 2 if beside_workers else cores)
+    return max(1, cores) if large else 1
 
 
 def available_cores() -> int:

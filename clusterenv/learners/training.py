@@ -66,11 +66,7 @@ def _ready(config: Options, env: ClusterEnv, folder: Path, launcher: LocalConfig
     """The place of a run, once torch has the threads that the learner's network is worth."""
     network = config.agent_options.get("network", "mlp")
     large = network_for(network, env.single_observation_space) != "mlp"
-    threads = learner_threads(
-        large=large,
-        beside_workers=config.streams and isinstance(launcher, LocalConfig),
-        cores=max(1, available_cores() // learners_here()),
-    )
+    threads = learner_threads(large=large, cores=available_cores() // learners_here())
     torch.set_num_threads(config.num_threads or threads)
     parallel.all_ready(config.learner_timeout + _queueing_s(launcher))
     return Place(folder, launcher, learner_device(config.device, large=large, rank=parallel.rank()))

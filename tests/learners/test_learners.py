@@ -127,6 +127,17 @@ def test_impala_on_fresh_data_in_one_step_is_a2c_with_n_step_returns() -> None:
     torch.testing.assert_close(gradient(agent, loss), gradient(agent, expected), atol=1e-5, rtol=1e-4)
 
 
+def test_impala_without_a_copy_of_the_policy_learns_around_the_policy_itself() -> None:
+    agent = made_up_agent()
+    rollout = made_up_rollout(agent)
+    config = impala.IMPALAConfig(env_id="made-up", scale_rewards=False)
+
+    alone = impala.make_samples(agent, None, rollout, config, None)
+
+    for name, value in dataclasses.asdict(impala.make_samples(agent, agent, rollout, config, None)).items():
+        torch.testing.assert_close(getattr(alone, name), value)
+
+
 def test_impala_weights_rows_of_an_older_policy_by_no_more_than_rho_bar() -> None:
     agent = made_up_agent()
     fresh = made_up_rollout(agent)

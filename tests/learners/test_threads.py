@@ -9,11 +9,10 @@ import pytest
 from clusterenv.learners.threads import available_cores, cpu_quota, learner_threads, physical_cores
 
 
-def test_small_networks_get_one_thread_and_large_ones_the_cores_that_workers_leave() -> None:
-    assert learner_threads(large=False, beside_workers=False, cores=16) == 1
-    assert learner_threads(large=True, beside_workers=False, cores=16) == 16
-    assert learner_threads(large=True, beside_workers=True, cores=16) == 8
-    assert learner_threads(large=True, beside_workers=True, cores=1) == 1
+def test_small_networks_get_one_thread_and_large_ones_all_cores() -> None:
+    assert learner_threads(large=False, cores=16) == 1
+    assert learner_threads(large=True, cores=16) == 16
+    assert learner_threads(large=True, cores=0) == 1
 
 
 def test_two_processors_of_one_core_count_once(tmp_path: Path) -> None:
