@@ -139,12 +139,13 @@ class Lane:
             asked.ring()
             look.ring()
 
-    def wait(self, timeout_s: float, spin_s: float = 0.0) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         """Whether all runners have answered within the time."""
-        for runner, answered in enumerate(self.answered):
-            if self.is_busy(runner) and not answered.wait(answered.count, timeout_s, spin_s):
-                return not self.is_busy(runner)
-        return not self.any_busy
+        for asked, answered in zip(self.asked, self.answered, strict=True):
+            seen = answered.count  # before it is compared, so that a ring in between is not slept over
+            if asked.count != seen and not answered.wait(seen, timeout_s):
+                return False
+        return True
 
     @property
     def any_busy(self) -> bool:

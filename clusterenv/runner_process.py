@@ -38,8 +38,6 @@ from clusterenv.runner import Runner
 
 LOOK_S = 1.0
 """Seconds after which an idle runner looks whether its worker is still there, announced or not."""
-SPIN_S = 0.0
-"""Seconds that an idle runner looks for the next step before it sleeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ class _Line:
                 self._told = told
                 if self._poller.poll(0):
                     return receive(self._connection)
-            announced = look.wait(count, LOOK_S, SPIN_S)
+            announced = look.wait(count, LOOK_S)
 
     def _step(self, lane: Lane) -> None:
         reply = self._last_step = self._handle(Step(actions=lane.asked_actions(self._number)))

@@ -30,9 +30,6 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.05
 """Seconds between two looks at what messages say, while an answer comes through shared memory."""
 
-SPIN_S = 0.0
-"""Seconds for which such an answer is looked for before this thread sleeps."""
-
 PEERS_LOGGED = 1024
 """Peers that are remembered, so that what each does wrong is logged once."""
 
@@ -138,7 +135,7 @@ class Switchboard:
             return
         self._condition.release()
         try:
-            lane.wait(min(LOOK_S, timeout_s), SPIN_S)
+            lane.wait(min(LOOK_S, timeout_s))
         finally:
             self._condition.acquire()
 

@@ -332,7 +332,8 @@ def test_stopped_worker_is_silent_and_lost() -> None:
     os.kill(pid, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(WorkerLost, match="sent nothing") as raised:
-        env.step(ZEROS)
+        while time.monotonic() - start < 8:  # its runner is none the wiser, and steps until then
+            env.step(ZEROS)
     assert time.monotonic() - start < 8
     assert not psutil.pid_exists(pid)
     _remove_logs(raised.value)
