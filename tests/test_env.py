@@ -325,6 +325,12 @@ def _step_for_ever(env: ClusterEnv) -> None:
         env.step(np.zeros(6, np.int64))
 
 
+def _step_for(env: ClusterEnv, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        env.step(ZEROS)
+
+
 def test_stopped_worker_is_silent_and_lost() -> None:
     env = ClusterEnv([partial(Index, i) for i in range(2)], TWO, on_worker_loss="raise", lease_s=1.5)
     env.reset(seed=0)
@@ -332,8 +338,7 @@ def test_stopped_worker_is_silent_and_lost() -> None:
     os.kill(pid, signal.SIGSTOP)
     start = time.monotonic()
     with pytest.raises(WorkerLost, match="sent nothing") as raised:
-        while time.monotonic() - start < 8:  # its runner is none the wiser, and steps until then
-            env.step(ZEROS)
+        _step_for(env, 8)  # its runner is none the wiser, and steps until then
     assert time.monotonic() - start < 8
     assert not psutil.pid_exists(pid)
     _remove_logs(raised.value)
