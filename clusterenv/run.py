@@ -65,5 +65,6 @@ class Run:
             "late_fragments": sum(peer.late_fragments for peer in head.peers),
             "lost_fragments": sum(peer.lost_fragments for peer in head.peers),
             "refused_messages": traffic.refused_messages,
+            "unproven_connections": traffic.unproven_connections,
             "threads": {"runners": [peer.welcome.runners for peer in head.peers]},
         }

@@ -56,6 +56,7 @@ class Traffic:
     bytes_sent: int = 0
     bytes_received: int = 0
     refused_messages: int = 0
+    unproven_connections: int = 0
 
 
 def open_session(
@@ -306,11 +307,8 @@ class LocalSession:
         """Bytes and refusals so far."""
         server = self._server
         assert server is not None
-        return Traffic(
-            bytes_sent=server.bytes_sent,
-            bytes_received=server.bytes_received,
-            refused_messages=server.refused_messages + self.head.refused_peers,
-        )
+        refused = server.refused_messages + self.head.refused_peers
+        return Traffic(server.bytes_sent, server.bytes_received, refused, server.unproven_connections)
 
     def close(self, *, keep_logs: bool) -> None:
         """Say goodbye, then make sure; the logs stay if asked."""

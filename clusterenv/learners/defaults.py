@@ -37,7 +37,16 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "normalize_obs": False,
             "scale_rewards": False,
         },
-        "LunarLander-v3": {"total_steps": 2_000_000, "gamma": 0.995},
+        "LunarLander-v3": {
+            "total_steps": 1_500_000,
+            "envs_per_worker": 8,
+            "num_steps": 5,
+            "learning_rate": 8e-4,
+            "gamma": 0.995,
+            "gae_lambda": 1.0,
+            "normalize_advantages": False,
+            "entropy_coef": 1e-5,
+        },
     },
     "a3c": {
         "CartPole-v1": {
@@ -47,7 +56,15 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "normalize_obs": False,
             "scale_rewards": False,
         },
-        "LunarLander-v3": {"total_steps": 2_000_000, "gamma": 0.995},
+        "LunarLander-v3": {
+            "total_steps": 1_500_000,
+            "envs_per_worker": 8,
+            "learning_rate": 4e-4,
+            "gamma": 0.995,
+            "gae_lambda": 1.0,
+            "normalize_advantages": False,
+            "entropy_coef": 1e-5,
+        },
     },
     "impala": {
         "CartPole-v1": {
@@ -77,7 +94,11 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "batch_size": 64,
             "hidden": (64, 64),
         },
-        "LunarLander-v3": {"total_steps": 500_000, "gamma": 0.995},
+        "LunarLander-v3": {
+            "total_steps": 300_000,
+            "replay_ratio": 16.0,
+            "epsilon_end": 0.02,
+        },
     },
     "sac": {
         "Pendulum-v1": {

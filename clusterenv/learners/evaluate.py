@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ class EvaluateConfig:
     render: bool = False
     """Show the episodes in a window, one at a time."""
     video: Path | None = None
-    """Folder for a film (mp4) of each episode, played one at a time; none: no films."""
+    """Folder for a film (mp4) of each episode, played one at a time; with levels, a folder in it for each of
+    them. None: no films."""
     seed: int = 0
     """Seed of environments and actions."""
     save: bool = False
@@ -117,7 +118,10 @@ def evaluations(config: EvaluateConfig) -> Iterator[Evaluation]:
     if given is None:
         given = checkpoint.config.get("env_kwargs", {}) if env_id == checkpoint.env_id else {}
     for levels in config.levels or (None,):
-        env_kwargs = given if levels is None else with_levels(env_id, given, levels)
+        env_kwargs, playing = given, config
+        if levels is not None:
+            env_kwargs = with_levels(env_id, given, levels)
+            playing = replace(config, video=config.video and config.video / levels)
         yield Evaluation(
             levels=levels or "",
             env_id=env_id,
@@ -125,7 +129,7 @@ def evaluations(config: EvaluateConfig) -> Iterator[Evaluation]:
             trained_steps=checkpoint.steps,
             deterministic=config.deterministic,
             seed=config.seed,
-            returns=_play(config, checkpoint, env_id, env_kwargs),
+            returns=_play(playing, checkpoint, env_id, env_kwargs),
         )
 
 

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import select
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from clusterenv.transport.sockets import (
     receive_parts,
     send_parts,
 )
+from clusterenv.transport.strangers import Strangers
 from clusterenv.transport.zap import Gatekeeper
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,6 @@ _PEERS_LOGGED = 1024
 
 _MESSAGES_A_TURN = 64
 """Messages taken before those who want to connect have their turn."""
-
-_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-"""Not the handshakes that the peer broke off: a worker that found a better endpoint does so."""
 
 
 class Server:
@@ -78,7 +75,6 @@ class Server:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.refused_messages = 0
-        self.refused_connections = 0
         self.unsent_messages = 0
         self._run_id = run_id
         self._on_message = on_message
@@ -97,7 +93,7 @@ class Server:
             self._router = make_router(
                 self._context, keys, max_message_bytes=max_message_bytes, heartbeat_s=heartbeat_s
             )
-            self._monitor = self._router.get_monitor_socket(_REFUSALS)
+            self._strangers = Strangers(self._context, self._router)
             self.endpoints = listen(self._router, port_range, loopback_only, interface)
             """Where workers may try, most likely first."""
         except BaseException:
@@ -106,6 +102,16 @@ class Server:
             raise
         self._thread = threading.Thread(target=self._serve, name="clusterenv-head-io", daemon=True)
         self._thread.start()
+
+    @property
+    def refused_connections(self) -> int:
+        """Connections whose key or protocol was not that of this run."""
+        return self._strangers.refused
+
+    @property
+    def unproven_connections(self) -> int:
+        """Connections, at least, that ended before their peer had proved the run's key."""
+        return self._strangers.unproven
 
     def send(
         self,
@@ -183,7 +189,7 @@ class Server:
     def _serve(self) -> None:
         # zmq.Poller would use the router while another thread sends, so the descriptors are polled instead.
         # They tell of changes only: what is ready must be read until nothing is left.
-        router, monitor = self._router.fileno(), self._monitor.fileno()
+        router, monitor = self._router.fileno(), self._strangers.socket.fileno()
         door = self._gatekeeper.socket.fileno()
         poller = select.poll()
         for source in (router, door, monitor, self._wake):
@@ -195,7 +201,7 @@ class Server:
                 if door in ready:
                     self._gatekeeper.answer()
                 if monitor in ready:
-                    self._count_refused_connections()
+                    self._strangers.take_in()
                 ready = {source for source, _ in poller.poll(0 if more else None)}
                 if more:
                     ready.add(router)
@@ -261,22 +267,13 @@ class Server:
         )
         self._send_parts(identity, parts, nbytes)
 
-    def _count_refused_connections(self) -> None:
-        while has_message(self._monitor):
-            what, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
-            event = struct.unpack("=Hi", what)[0]
-            self.refused_connections += 1
-            if event != zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._first_time("connection", what[:2]):
-                logger.warning("refused a connection: it lacks this head's key, or is no ClusterEnv worker")
-
     def _end(self) -> None:
         try:
-            self._monitor.close(linger=0)
             self._gatekeeper.socket.close(linger=0)
             with self._lock:
                 self._closed = True
                 assert self._close_by is not None
-                self._router.disable_monitor()
+                self._strangers.close()
                 self._router.close(linger=max(0, int((self._close_by - time.monotonic()) * 1000)))
             self._context.term()  # waits for what lingers
         finally:

@@ -35,6 +35,7 @@ counts = st.integers(1, 4)
 def examples(count: int) -> settings:
     return drawn(
         count,
+        times=4,  # a walk over workers starts processes
         database=None,
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

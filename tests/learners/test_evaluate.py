@@ -144,6 +144,30 @@ def test_films_show_each_episode_from_its_start_to_its_end(tmp_path: Path) -> No
     assert films == [length + 1 for length in lengths]
 
 
+def test_films_of_several_levels_do_not_overwrite_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("imageio_ffmpeg", reason="films need imageio-ffmpeg")
+    path, _ = saved(tmp_path, "CartPole-v1")
+    monkeypatch.setattr(evaluation, "with_levels", lambda _env_id, kwargs, _levels: kwargs)
+    kwargs = {"max_episode_steps": 3}
+
+    evaluate(
+        EvaluateConfig(
+            checkpoint=path,
+            env_kwargs=kwargs,
+            levels=("train", "held-out"),
+            num_episodes=2,
+            video=tmp_path / "films",
+        )
+    )
+
+    films = sorted(str(film.relative_to(tmp_path)) for film in (tmp_path / "films").rglob("*.mp4"))
+    assert films == [
+        f"films/{levels}/episode-000{n}.mp4" for levels in ("held-out", "train") for n in range(2)
+    ]
+
+
 def test_films_without_their_package_say_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import socket
@@ -21,6 +22,7 @@ from clusterenv.transport import Connection, RunKeys, sockets
 from clusterenv.transport import messages as m
 from tests.long_form import LONG
 from tests.processes import wait_until
+from tests.reliability.slowdown import GREETING
 from tests.transport.conftest import DEADLINE_S, RUN_ID, Run, StartRun, raw_dealer
 from tests.transport.proxy import relay
 from tests.transport.test_server import BEAT, head_of
@@ -28,7 +30,6 @@ from tests.transport.test_server import BEAT, head_of
 pytestmark = pytest.mark.process
 
 CONNECTIONS = 10_000 if LONG else 300
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE".ljust(55, b"\0")
 FIRST_MESSAGE = 2
 """Frames of a worker before its first message: HELLO and INITIATE."""
 
@@ -192,34 +193,72 @@ def test_connections_that_drip_are_cut_off_and_hold_up_nobody(
         read_to_the_end(drip)
         drip.close()
 
+    wait_until(lambda: run.server.unproven_connections >= len(drips))
     serves(run, client)
     serves(run, run.client())
 
 
 @contextlib.contextmanager
 def descriptors(count: int) -> Iterator[None]:
-    """At least `count` may be open."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(count, before[0]), max(count, before[1])))
+    """At least `count` may be open in this process, as in one that has launched a run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard >= count, f"this needs a hard limit of {count} descriptors, not {hard}: ulimit -Hn"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    "said", [b"", GREETING, b"GET / HTTP/1.1\r\n\r\n".ljust(100)], ids=["silent", "broken off", "HTTP"]
+)
+def test_connection_that_proves_no_key_is_counted_and_told_of_once(
+    run: Run, caplog: pytest.LogCaptureFixture, said: bytes
+) -> None:
+    caplog.set_level(logging.INFO, "clusterenv")
+    client = run.client()
+    serves(run, client)
+    for number in range(3):
+        with plain(run) as stranger:
+            stranger.sendall(said)
+        wait_until(lambda number=number: run.server.unproven_connections == number + 1)
+
+    assert caplog.text.count("ended before its peer had proved the key of this run") == 1
+    client.close(1.0)
+    time.sleep(0.2)
+    assert run.server.unproven_connections == 3
+
+
+def test_head_closes_while_strangers_come_and_go(run: Run) -> None:
+    crowd = [plain(run) for _ in range(50)]
+    for each in crowd[::2]:
+        each.close()
+    began = time.monotonic()
+    run.server.close(1.0)
+    assert time.monotonic() - began < 5
+    for each in crowd[1::2]:
+        each.close()
 
 
 def test_many_connections_without_a_key_are_borne_and_gone_afterwards(run: Run) -> None:
-    client = run.client()
-    with descriptors(2 * CONNECTIONS + 500), contextlib.ExitStack() as opened:
-        late = run.client()
-        files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
-        crowd = [opened.enter_context(plain(run)) for _ in range(CONNECTIONS)]
-        for number, each in enumerate(crowd):
-            with contextlib.suppress(OSError):
-                each.sendall(GREETING if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+    client, late = run.client(), run.client()
+    files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+    words = ["--attack", run.server.endpoints[0], "--crowd", str(CONNECTIONS)]
+    command = [sys.executable, "-m", "tests.reliability.slowdown", *words]
+    with (
+        descriptors(CONNECTIONS + 500),
+        subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as crowd,
+    ):
+        assert crowd.stdout is not None
+        assert crowd.stdout.readline() == b"all\n"
+        assert len(os.listdir("/proc/self/fd")) > CONNECTIONS // 2  # noqa: PTH208
         serves(run, client)
         serves(run, late)
-        opened.close()
-        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files + 8)  # noqa: PTH208
+        crowd.kill()
+        crowd.wait()
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files + 8, 60)  # noqa: PTH208
+        wait_until(lambda: run.server.unproven_connections >= CONNECTIONS)
 
     serves(run, client)
     serves(run, run.client())
