@@ -89,6 +89,8 @@ class EnvConfig:
     def __post_init__(self) -> None:
         """Check every value, and normalise the autoreset mode."""
         self._check_names()
+        if not isinstance(self.shared_memory, bool):
+            raise ConfigError("shared_memory", self.shared_memory, "True or False")
         at_least("envs_per_node", self.envs_per_node, 1, 1 << 20)
         if self.batch_size is not None:
             at_least("batch_size", self.batch_size, 1)
