@@ -92,6 +92,8 @@ class Environments(metaclass=_Type):
         rewards: NDArray[np.float64],
         terminations: NDArray[np.bool_],
         truncations: NDArray[np.bool_],
+        plan: NDArray[np.uint8] | None = None,
+        keep: Callable[[int, Any], None] | None = None,
     ) -> int: ...
 
 class Drawing(metaclass=_Type):

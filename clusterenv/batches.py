@@ -70,6 +70,13 @@ class StepBatch:
         flags: list[Array] = [self.rewards, self.terminations, self.truncations, self.final_index]
         return [*frames_of(self.obs), *flags, *frames_of(self.final_obs)]
 
+    def of_rows(self, mask: NDArray[np.bool_]) -> StepBatch:
+        """Of a batch that has `obs` of the rows of `mask` [n] only, but all else of n: those rows of it."""
+        self.rewards, self.terminations = self.rewards[mask], self.terminations[mask]
+        self.truncations = self.truncations[mask]
+        self.final_index = (np.cumsum(mask) - 1)[self.final_index]
+        return self
+
     @classmethod
     def read(cls, reader: FrameReader, obs: SpaceLayout, num_envs: int, num_final: int) -> StepBatch:
         """The arrays taken from `reader`, in the order that `frames` gives them."""

@@ -21,6 +21,7 @@ from clusterenv.errors import (
     StateError,
 )
 from clusterenv.layout import SpaceLayout
+from clusterenv.segments import Segment
 
 Array = NDArray[Any]
 SyncAt = Literal["fragment", "step", "episode"]
@@ -60,6 +61,7 @@ class RunnerReady:
     obs_digest: str
     action_digest: str
     action_layout: SpaceLayout
+    obs_layout: SpaceLayout
     env_id: str | None
     """Id of the first environment's spec."""
 
@@ -144,6 +146,20 @@ class Observe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShareSteps:
+    """Take steps from the memory of `segment` too, as number `runner` of those that have `slices`."""
+
+    segment: Segment
+    slices: list[slice]
+    runner: int
+
+
+@dataclass(frozen=True)
+class FetchStep:
+    """The answer to the last step that came through shared memory, which did not fit there."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NewWeights:
     """To be acted with from where `sync_at` of the present or next Collect says. Not answered."""
 
@@ -178,7 +194,7 @@ class CallBatch:
 
 @dataclass(frozen=True)
 class Done:
-    """Answer to SetAgent, LoadState and SetAttr."""
+    """Answer to SetAgent, LoadState, SetAttr and ShareSteps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +248,8 @@ KINDS: Final[dict[str, type[ClusterEnvError]]] = {
 }
 
 Command = Reset | Step | Call | SetAttr | SetAgent | LoadState | Act | Evaluate | Collect | Observe
+LaneCommand = ShareSteps | FetchStep
+"""What a runner's process answers by itself."""
 Reply = ResetBatch | StepBatch | CallBatch | ActBatch | EvaluateBatch | Fragment | Abandoned | Done | Failed
 News = NewWeights | GiveUp
 """What a runner takes while a Collect is in work, and at any other time without harm."""

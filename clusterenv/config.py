@@ -81,12 +81,16 @@ class EnvConfig:
     """Seconds that a worker may need to build its environments."""
     step_timeout_s: float = 600.0
     """Seconds that one environment may need for one step or reset; the agent has a minute at least."""
+    shared_memory: bool = True
+    """Whether a head and workers on its own host share memory, for steps and for what is large."""
     max_message_bytes: int = 1 << 30
     """Bytes of the largest message that is accepted from a peer."""
 
     def __post_init__(self) -> None:
         """Check every value, and normalise the autoreset mode."""
         self._check_names()
+        if not isinstance(self.shared_memory, bool):
+            raise ConfigError("shared_memory", self.shared_memory, "True or False")
         at_least("envs_per_node", self.envs_per_node, 1, 1 << 20)
         if self.batch_size is not None:
             at_least("batch_size", self.batch_size, 1)

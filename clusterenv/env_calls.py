@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 
-from clusterenv.errors import EnvError, say, shortened
-from clusterenv.layout import Nested
+from clusterenv.errors import EnvError, SpaceError, say, shortened
+from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.sources import require_env
 
 Env = gym.Env[Any, Any]
@@ -57,6 +58,37 @@ def number(reward: Any) -> float:  # noqa: ANN401 - whatever an environment give
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise TypeError(f"reward is {shortened(reward)}; expected a number or an array of size 1")
     return float(array.item())
+
+
+def common_spaces(
+    envs: Sequence[Env], first_env: int, same_bounds: bool
+) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """The observation and action space of all `envs`, whose global numbers go up from `first_env`.
+
+    Raises:
+        SpaceError: if there are none or they differ; without `same_bounds` observations may in their bounds.
+    """
+    if not envs:
+        raise SpaceError("a shard has 0 environments; expected at least 1")
+    observation_space, action_space = envs[0].observation_space, envs[0].action_space
+    alike = operator.eq if same_bounds else _batched_alike
+    for index, env in enumerate(envs, first_env):
+        for name, seen, expected, fits in (
+            ("observation", env.observation_space, observation_space, alike),
+            ("action", env.action_space, action_space, operator.eq),
+        ):
+            if not fits(seen, expected):
+                also = "" if same_bounds or name == "action" else ", but for its bounds"
+                raise SpaceError(
+                    f"{name} space of environment {index} is {seen}; expected {expected}, "
+                    f"as environment {first_env} has{also}"
+                )
+    return observation_space, action_space
+
+
+def _batched_alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Whether batches of both spaces are laid out alike, whatever their bounds."""
+    return SpaceLayout.of(one, bounds=False).digest == SpaceLayout.of(other, bounds=False).digest
 
 
 def id_of(env: Env) -> str:

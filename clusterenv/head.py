@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, TypeVar
 
+from clusterenv import sharing
 from clusterenv.config import EnvConfig
 from clusterenv.errors import LaunchError, ProtocolError, StateError, UseAfterClose
 from clusterenv.intake import Arrival, Intake
@@ -154,7 +155,7 @@ class Head(Switchboard):
             for peer in peers:
                 outcome = self._without_asking(peer, fresh)
                 if outcome is None:
-                    self._ask(peer, *command(peer))
+                    self._ask(peer, *command(peer), may_share=len(peers) == len(self.peers))
                     pending.asked.append(peer)
                     pending.unanswered.append(peer)
                 else:
@@ -177,7 +178,7 @@ class Head(Switchboard):
                 left = POLL_S if end is None else end - time.monotonic()
                 if done or left <= 0:
                     return done
-                self._condition.wait(min(POLL_S, left))
+                self._pause(pendings, min(POLL_S, left))
 
     def finish(self, pending: Pending[M]) -> list[Outcome[M]]:
         """Wait for the answers to a command that was begun, and return as `call` does.
@@ -193,7 +194,7 @@ class Head(Switchboard):
             try:
                 while not self._is_answered(pending):
                     self._raise_losses()
-                    self._condition.wait(POLL_S)
+                    self._pause([pending], POLL_S)
                 self._raise_losses()
                 self._raise_failures(pending.asked)
                 for peer in pending.asked:
@@ -202,17 +203,6 @@ class Head(Switchboard):
                 for peer in pending.asked:
                     peer.expected, peer.reply, peer.failure = 0, None, None  # what comes now is late
         return [pending.outcomes[rank] for rank in sorted(pending.outcomes)]
-
-    @staticmethod
-    def _is_answered(pending: Pending[Any]) -> bool:
-        """Whether each worker has answered, failed, or been lost since (it may be back already)."""
-        while pending.unanswered:
-            peer = pending.unanswered[-1]
-            waits = peer.reply is None and peer.failure is None and peer.state is State.READY
-            if waits and peer.expected == pending.sequence:
-                return False
-            pending.unanswered.pop()
-        return True
 
     def _without_asking(self, peer: Peer, fresh: Fresh) -> Absent | Returned | None:
         """What is known of a worker before it is asked anything; None: ask it."""
@@ -237,10 +227,11 @@ class Head(Switchboard):
             peer.loss_told = True
         return Absent(peer, just_lost)
 
-    def _ask(self, peer: Peer, message: m.Message, frames: Sequence[Any]) -> None:
+    def _ask(self, peer: Peer, message: m.Message, frames: Sequence[Any], *, may_share: bool) -> None:
         peer.expected, peer.reply, peer.failure = self._sequence, None, None
         peer.sent_at = time.monotonic()
-        self._post(peer, message, frames, self._sequence)
+        if not (may_share and sharing.ask(peer, message, frames, self._sequence)):
+            self._post(peer, message, frames, self._sequence)
 
     def _outcome(self, peer: Peer, expected: type[M], fresh: Fresh) -> Outcome[M]:
         reply = peer.reply

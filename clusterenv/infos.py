@@ -36,6 +36,11 @@ def encode_infos(rows: Sequence[tuple[int, dict[str, values.Plain]]]) -> bytes:
     return values.pack([row for row in rows if row[1]])
 
 
+def blocks_of(rows: Sequence[tuple[int, dict[str, values.Plain]]]) -> list[bytes]:
+    """Infos as one block, or none where all are empty."""
+    return [encode_infos(rows)] if any(info for _, info in rows) else []
+
+
 def decode_infos(block: bytes | memoryview) -> list[tuple[int, dict[str, Any]]]:
     """The rows of a block that `encode_infos` made, anywhere.
 

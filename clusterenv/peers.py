@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from clusterenv.commands import KINDS
 from clusterenv.errors import ClusterEnvError, EnvError, LaunchError, WorkerLost
+from clusterenv.lane import Lane
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
 
@@ -93,6 +94,12 @@ class Peer:
     """Sequence number of the command that it has not answered; 0: none."""
     reply: Envelope | None = None
     failure: m.Failure | None = None
+    posted: int = 0
+    """Sequence number of the command that it was sent last, until its answer is here, late or not."""
+    lane: Lane | None = None
+    """Memory to step its environments through, if it is on this host."""
+    lane_sequence: int = 0
+    """Sequence number of the step asked for there whose answer was not taken; 0: none."""
     working_on: int = 0
     steps: int = 0
     earlier_steps: int = 0

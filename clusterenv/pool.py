@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import multiprocessing
+import logging
 import os
 import select
 import time
-from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from clusterenv.commands import (
@@ -21,6 +18,7 @@ from clusterenv.commands import (
     Collect,
     Command,
     Failed,
+    FetchStep,
     GiveUp,
     News,
     Observe,
@@ -29,25 +27,28 @@ from clusterenv.commands import (
     RunnerReady,
     RunnerSetup,
     SetAttr,
+    ShareSteps,
     Step,
 )
-from clusterenv.errors import RunnerLost, SetupTimeout, StepTimeout
-from clusterenv.lifetime import describe_exit, kill_tree
+from clusterenv.errors import ClusterEnvError, RunnerLost, SetupTimeout, StepTimeout
+from clusterenv.lane import Lane
 from clusterenv.runner import Runner
-from clusterenv.runner_process import Tick, receive, send, serve
+from clusterenv.runner_handle import RunnerHandle, loss_of, start_runner, wait_for_ends
+from clusterenv.runner_process import send
+from clusterenv.segments import Segment
 from clusterenv.slices import contiguous, merge, merge_ready, split, split_setup
 from clusterenv.worker_start import start_forkserver
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerProcess
-
     from clusterenv.layout import SpaceLayout
+
+_log = logging.getLogger(__name__)
 
 AGENT_TIMEOUT_S: Final = 60.0
 """Least limit for what is no environment's time: an agent may import much when it arrives or first acts."""
 
-EXIT_S: Final = 1.0
-"""Seconds between the end of a runner's pipe and that of its process, at most."""
+ATTACH_S: Final = 10.0
+"""Seconds that runners have to attach memory, which they do between two commands."""
 
 GONE_S: Final = 5.0
 """Seconds in which a process that got SIGKILL is expected to be gone."""
@@ -70,7 +71,16 @@ class Pool(Protocol):
             RunnerLost: if a runner ended, likewise.
         """
 
-    def submit(self, command: Command) -> None:
+    def share(self) -> Segment | None:
+        """The memory through which a head on this machine may have steps made; None if there is none.
+
+        Called once, after `start`.
+        """
+
+    def lane_work(self) -> tuple[int, int]:
+        """Rows stepped through it, and the number of the step in work (0: none)."""
+
+    def submit(self, command: Command | FetchStep) -> None:
         """The runners work on `command`; `poll` gives the answer before the next one may be submitted."""
 
     def tell(self, news: News) -> None:
@@ -114,9 +124,18 @@ class InlinePool:
         self.action_layout = ready.action_layout
         return ready
 
-    def submit(self, command: Command) -> None:
+    def share(self) -> Segment | None:
+        """See Pool: none."""
+        return None
+
+    def lane_work(self) -> tuple[int, int]:
+        """See Pool."""
+        return 0, 0
+
+    def submit(self, command: Command | FetchStep) -> None:
         """See Pool; returns when it has been carried out."""
         assert self._reply is None, "the answer to the last command was not taken"
+        assert not isinstance(command, FetchStep), "no step comes through shared memory here"
         self._reply = self._runner.handle(command)
 
     def tell(self, news: News) -> None:
@@ -144,41 +163,6 @@ class InlinePool:
         self._runner.close()
 
 
-@dataclass(slots=True)
-class _Handle:
-    """What the worker knows of one runner."""
-
-    process: ForkServerProcess
-    connection: Connection
-    place: str
-    """For messages: which runner, with which environments."""
-    replies: list[Any] = field(default_factory=list)
-    progress: int = -1
-    progress_at: float = 0.0
-    agent_works: bool = False
-    lost: bool = False
-    """The process has ended or its pipe has."""
-
-    def take(self, now: float) -> bool:
-        """Whether there was a message to take, and not the end of the pipe."""
-        try:
-            message = receive(self.connection)
-        except (EOFError, OSError):
-            return False
-        if not isinstance(message, Tick):
-            self.replies.append(message)
-            return True
-        self.agent_works = message.agent_works
-        if message.progress != self.progress:
-            self.progress, self.progress_at = message.progress, now
-        return True
-
-    def kill(self) -> None:
-        """The process and all that it started have been killed, if it was alive."""
-        if self.process.is_alive():
-            kill_tree(self.process.pid or 0)
-
-
 class ProcessPool:
     """Runners as processes, forked from a server that has imported what they need.
 
@@ -192,11 +176,13 @@ class ProcessPool:
         self.num_envs = setup.num_envs
         self._setup = setup
         self._slices = contiguous(setup.num_envs, min(runners, setup.num_envs))
-        self._runners: list[_Handle] = []
+        self._runners: list[RunnerHandle] = []
         self._poller = select.poll()
-        self._by_fd: dict[int, _Handle] = {}  # those that the poller watches
+        self._by_fd: dict[int, RunnerHandle] = {}  # those that the poller watches
         self._limit_s: float | None = None  # without progress, for the command in work
         self._may_give_up = False  # whether that heeds a GiveUp
+        self._layouts: tuple[SpaceLayout, SpaceLayout] | None = None
+        self._lane: Lane | None = None
         self._teller: ThreadPoolExecutor | None = None
         self._told: list[Future[None]] = []
 
@@ -207,16 +193,47 @@ class ProcessPool:
         try:
             start_forkserver()
             for number, setup in enumerate(split_setup(self._setup, self._slices)):
-                self._watch(_start(number, setup))
-            answers = self._wait_until_built(deadline, deadline_s)
+                self._watch(start_runner(number, setup))
+            answers = self._wait_for_answers(
+                deadline, f"was not built within setup_timeout_s = {deadline_s:g} s"
+            )
             ready = merge_ready(answers, self._slices)
         except BaseException:
             self.close(0.0)
             raise
         self.action_layout = ready.action_layout
+        self._layouts = ready.obs_layout, ready.action_layout
         return ready
 
-    def submit(self, command: Command) -> None:
+    def share(self) -> Segment | None:
+        """See Pool; None too, with a warning, where the memory or a runner's way to it is missing."""
+        assert self._layouts is not None, "start comes first"
+        try:
+            lane = Lane.create(self._layouts, self._slices)
+            if lane is None:
+                return None
+            self._lane = lane  # a runner that has attached waits there from then on
+            self._have_attached(lane.segment)
+        except (SetupTimeout, RunnerLost):
+            self.close(0.0)
+            raise
+        except (OSError, ClusterEnvError) as error:
+            _log.warning("steps come by messages, not through shared memory: %s", error)
+            return None
+        return lane.segment
+
+    def _have_attached(self, segment: Segment) -> None:
+        for number, runner in enumerate(self._runners):
+            send(runner.connection, ShareSteps(segment=segment, slices=self._slices, runner=number))
+        deadline = time.monotonic() + ATTACH_S
+        self._wait_for_answers(deadline, f"did not attach shared memory within {ATTACH_S:g} s")
+
+    def lane_work(self) -> tuple[int, int]:
+        """See Pool."""
+        lane = self._lane
+        return (0, 0) if lane is None else (lane.steps, lane.sequence if lane.any_busy else 0)
+
+    def submit(self, command: Command | FetchStep) -> None:
         """See Pool."""
         assert self._limit_s is None, "the answer to the last command was not taken"
         for told in self._told:
@@ -227,12 +244,12 @@ class ProcessPool:
         self._may_give_up = isinstance(command, Collect) and command.sync_at is not None
         limit_s = self._setup.step_timeout_s
         self._limit_s = limit_s if runs_envs else max(limit_s, AGENT_TIMEOUT_S)
-        for runner, part in zip(self._runners, split(command, self._slices), strict=True):
+        parts = (
+            [command] * len(self._slices) if isinstance(command, FetchStep) else split(command, self._slices)
+        )
+        for runner, part in zip(self._runners, parts, strict=True):
             runner.progress_at, runner.agent_works = now, False
-            try:
-                send(runner.connection, part)
-            except OSError:
-                runner.lost = True  # `check` tells how it ended
+            self._send(runner, part)
 
     def tell(self, news: News) -> None:
         """See Pool. A thread writes it, since large weights fill a pipe that a busy runner does not read."""
@@ -242,10 +259,19 @@ class ProcessPool:
 
     def _send_all(self, news: News) -> None:
         for runner in self._runners:
-            try:
-                send(runner.connection, news)
-            except OSError:
-                runner.lost = True  # `check` tells how it ended
+            self._send(runner, news)
+
+    def _send(self, runner: RunnerHandle, message: object) -> None:
+        try:
+            send(runner.connection, message)
+        except OSError:
+            runner.lost = True  # `check` tells how it ended
+        self._have_look(runner)
+
+    def _have_look(self, runner: RunnerHandle) -> None:
+        """A runner that waits for steps looks at its pipe."""
+        if self._lane is not None:
+            self._lane.look[runner.number].ring()
 
     def poll(self) -> Reply | None:
         """See Pool."""
@@ -265,10 +291,10 @@ class ProcessPool:
         self._drain(now)
         for runner in self._runners:
             if runner.lost:
-                raise _loss_of(runner)
-            if self._limit_s is None or runner.replies:
+                raise loss_of(runner)
+            limit_s = self._limit_for(runner, now)
+            if limit_s is None or runner.replies:
                 continue
-            limit_s = max(self._limit_s, AGENT_TIMEOUT_S) if runner.agent_works else self._limit_s
             if now - runner.progress_at <= limit_s:
                 continue
             runner.kill()
@@ -279,6 +305,17 @@ class ProcessPool:
                 f"{runner.place} made no progress for {now - runner.progress_at:.1f} s "
                 f"(limit {setting}{limit_s:g} s); it was killed"
             )
+
+    def _limit_for(self, runner: RunnerHandle, now: float) -> float | None:
+        """Seconds that a runner may be without progress; None if it has nothing to do."""
+        if self._limit_s is not None:
+            return max(self._limit_s, AGENT_TIMEOUT_S) if runner.agent_works else self._limit_s
+        if self._lane is None or not self._lane.is_busy(runner.number):
+            return None
+        asked = self._lane.asked[runner.number].count
+        if asked != runner.asked:  # it was told so since the last look
+            runner.asked, runner.progress_at = asked, now
+        return self._setup.step_timeout_s
 
     def pids(self) -> list[int]:
         """See Pool."""
@@ -293,10 +330,11 @@ class ProcessPool:
         self._poller = select.poll()
         for runner in runners:
             runner.connection.close()  # an idle runner ends now, a busy one after the step under way
-        _wait_for_ends(runners, timeout_s)
+            self._have_look(runner)
+        wait_for_ends(runners, timeout_s)
         for runner in runners:
             runner.kill()
-        _wait_for_ends(runners, GONE_S)
+        wait_for_ends(runners, GONE_S)
         for runner in runners:
             with contextlib.suppress(ValueError):  # not even SIGKILL has ended it yet
                 runner.process.close()
@@ -311,7 +349,7 @@ class ProcessPool:
             self._teller.shutdown()
         return max(0.0, deadline - time.monotonic())
 
-    def _watch(self, runner: _Handle) -> None:
+    def _watch(self, runner: RunnerHandle) -> None:
         self._runners.append(runner)
         for fd in (runner.connection.fileno(), runner.process.sentinel):
             self._by_fd[fd] = runner
@@ -339,48 +377,16 @@ class ProcessPool:
             return None
         return [runner.replies.pop(0) for runner in self._runners]
 
-    def _wait_until_built(self, deadline: float, deadline_s: float) -> list[RunnerReady]:
+    def _wait_for_answers(self, deadline: float, late: str) -> list[Any]:
         while (answers := self._take()) is None:
             left = deadline - time.monotonic()
             for runner in self._runners:
                 if runner.lost:
-                    raise _loss_of(runner)
+                    raise loss_of(runner)
                 if left <= 0 and not runner.replies:
-                    raise SetupTimeout(
-                        f"{runner.place} was not built within setup_timeout_s = {deadline_s:g} s; "
-                        "it was killed"
-                    )
+                    raise SetupTimeout(f"{runner.place} {late}; it was killed")
             self._poller.poll(1000 * max(0.0, left))
         for answer in answers:
             if isinstance(answer, Failed):
                 raise answer.error()
         return answers
-
-
-def _loss_of(runner: _Handle) -> RunnerLost:
-    """How the runner ended; it has ended now."""
-    runner.process.join(EXIT_S)  # a closed pipe is seen before the exit that closed it
-    code = runner.process.exitcode
-    if code is None:
-        runner.kill()
-        return RunnerLost(f"{runner.place} closed its pipe; it was killed")
-    return RunnerLost(f"{runner.place} ended: {describe_exit(code)}", exit_code=code)
-
-
-def _wait_for_ends(runners: Sequence[_Handle], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    sentinels: list[Any] = [runner.process.sentinel for runner in runners]
-    while sentinels and (left := deadline - time.monotonic()) > 0:
-        for sentinel in wait(sentinels, left):
-            sentinels.remove(sentinel)
-
-
-def _start(number: int, setup: RunnerSetup) -> _Handle:
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=True)
-    with theirs:
-        process = context.Process(target=serve, args=(theirs, setup), name=f"clusterenv-runner-{number}")
-        process.start()
-    last = setup.first_env + setup.num_envs - 1
-    place = f"runner {number} (pid {process.pid}, environments {setup.first_env} to {last})"
-    return _Handle(process=process, connection=ours, place=place, progress_at=time.monotonic())

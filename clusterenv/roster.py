@@ -218,7 +218,7 @@ class Roster:
             self.former[peer.address] = peer
         peer.address, peer.policy, peer.fresh, peer.reply = None, None, None, None
         peer.expected, peer.catching_up, peer.rate, peer.served_version = 0, 0, 0.0, 0
-        peer.agent = 0
+        peer.agent, peer.posted, peer.lane, peer.lane_sequence = 0, 0, None, 0
         peer.give_up_fragment()
         peer.earlier_steps += peer.steps
         peer.steps = 0

@@ -106,6 +106,7 @@ class Runner:
             obs_digest=shard.obs_layout.digest,
             action_digest=shard.action_layout.digest,
             action_layout=shard.action_layout,
+            obs_layout=shard.obs_layout,
             env_id=shard.env_id,
         )
 

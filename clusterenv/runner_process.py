@@ -18,9 +18,26 @@ from typing import Any, cast
 
 import numpy as np
 
-from clusterenv.commands import Command, Failed, News, RunnerSetup
+from clusterenv.batches import StepBatch
+from clusterenv.commands import (
+    Command,
+    Done,
+    Failed,
+    FetchStep,
+    LaneCommand,
+    News,
+    Reply,
+    RunnerSetup,
+    ShareSteps,
+    Step,
+)
+from clusterenv.lane import Lane
+from clusterenv.layout import SpaceLayout
 from clusterenv.lifetime import end_with_parent, let_forks_end
 from clusterenv.runner import Runner
+
+LOOK_S = 1.0
+"""Seconds after which an idle runner looks whether its worker is still there, announced or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +77,13 @@ def serve(connection: Connection, setup: RunnerSetup) -> None:
     runner = Runner(setup, own_process=True)
     line = _Line(connection, runner, tick_interval_s(setup.step_timeout_s))
     with contextlib.suppress(EOFError, OSError), contextlib.closing(runner):
-        line.send(_build(runner))
+        line.send(line.build())
         while True:
-            message = receive(connection)
+            message = line.next_message()
             if isinstance(message, News):
                 runner.take(message)
             else:
-                line.answer(cast("Command", message))
+                line.answer(cast("Command | LaneCommand", message))
 
 
 def _live_no_longer_than_the_worker() -> None:
@@ -102,15 +119,8 @@ def _seed_global_generators(setup: RunnerSetup) -> None:
         sys.modules["torch"].manual_seed(for_torch)
 
 
-def _build(runner: Runner) -> object:
-    try:
-        return runner.build()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker, which raises it
-        return Failed.of(error)
-
-
 class _Line:
-    """Answers and ticks on one pipe."""
+    """Answers and ticks on one pipe, and steps that come through shared memory."""
 
     def __init__(self, connection: Connection, runner: Runner, interval_s: float) -> None:
         self._connection = connection
@@ -122,15 +132,69 @@ class _Line:
         self._poller = select.poll()
         self._poller.register(connection, select.POLLIN)
         runner.look_for_news = self._look_for_news
+        self._layouts: tuple[SpaceLayout, SpaceLayout] | None = None
+        self._lane: Lane | None = None
+        self._number = 0  # of this runner on the lane
+        self._told = 0  # how often something other than a step was announced there
+        self._last_step: Reply = Failed(kind="state", message="no step came through shared memory")
         threading.Thread(target=self._tick, name="clusterenv-tick", daemon=True).start()
 
-    def answer(self, command: Command) -> None:
+    def build(self) -> object:
+        """The environments exist, or what went wrong."""
+        try:
+            ready = self._runner.build()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker, which raises it
+            return Failed.of(error)
+        self._layouts = ready.obs_layout, ready.action_layout
+        return ready
+
+    def next_message(self) -> object:
+        """What comes next through the pipe, once all steps on the lane are answered."""
+        lane, number = self._lane, self._number
+        if lane is None:
+            return receive(self._connection)
+        asked, look = lane.asked[number], lane.look[number]
+        announced = False
+        while True:
+            count = look.count
+            if lane.is_busy(number):
+                self._step(lane)
+                continue
+            told = (count - asked.count) % (1 << 32)
+            if not announced or told != self._told:
+                self._told = told
+                if self._poller.poll(0):
+                    return receive(self._connection)
+            announced = look.wait(count, LOOK_S)
+
+    def _step(self, lane: Lane) -> None:
+        reply = self._last_step = self._handle(Step(actions=lane.asked_actions(self._number)))
+        lane.answer(self._number, reply if isinstance(reply, StepBatch) else None)
+
+    def answer(self, command: Command | LaneCommand) -> None:
+        if isinstance(command, ShareSteps):
+            self.send(self._attach(command))
+        elif isinstance(command, FetchStep):
+            self.send(self._last_step)
+        else:
+            self.send(self._handle(command))
+
+    def _handle(self, command: Command) -> Reply:
         self._busy = True
         reply = self._runner.handle(command)
         if os.getpid() != self._pid:
             os._exit(1)  # an environment has forked, and its child came back here: it must not answer too
         self._busy = False
-        self.send(reply)
+        return reply
+
+    def _attach(self, command: ShareSteps) -> Reply:
+        assert self._layouts is not None
+        try:
+            self._lane = Lane.attach(command.segment, self._layouts, command.slices)
+        except OSError as error:
+            return Failed.of(error)
+        self._number = command.runner
+        return Done()
 
     def send(self, value: object) -> None:
         with self._sending:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import sys
 import tempfile
 import threading
@@ -74,6 +75,7 @@ def open_session(
     runners = _runners(launcher, counts)
     welcomes = _welcomes(config, source, counts, noise_seed, runners)
     head = Head(welcomes, config, (layouts[0].digest, layouts[1].digest))
+    head.layouts = layouts
     if isinstance(launcher, LocalConfig) and launcher.serial:
         return SerialSession(head)
     return LocalSession(head, config, launcher, name)
@@ -93,8 +95,7 @@ def _welcomes(
 ) -> list[tuple[m.Welcome, list[bytes]]]:
     assert config.autoreset_mode is not None, "the mode is known before a launch"
     welcomes = []
-    first = 0
-    sync = config.sync_config
+    first, sync = 0, config.sync_config
     for rank, count in enumerate(counts):
         blobs, blob_of = source.part(first, count)
         welcome = m.Welcome(
@@ -121,6 +122,7 @@ def _welcomes(
             step_timeout_s=float(config.step_timeout_s),
             backend=source.backend,
             env_rebuilds=config.env_rebuilds,
+            head_host=socket.gethostname() if config.shared_memory else "",
         )
         welcomes.append((welcome, blobs))
         first += count
@@ -247,6 +249,7 @@ class LocalSession:
             interface=None if isinstance(launcher, LocalConfig) else launcher.interface,
             max_message_bytes=self._config.max_message_bytes,
             heartbeat_s=heartbeat_s,
+            shared_memory=self._config.shared_memory,
         )
         self._connection = Connection.for_worker(
             keys,
@@ -312,8 +315,7 @@ class LocalSession:
         """Say goodbye, then make sure; the logs stay if asked."""
         if self._closed or os.getpid() != self._pid:  # in a fork of the head the run is not ours to end
             return
-        self._closed = True
-        deadline = time.monotonic() + GOODBYE_S
+        self._closed, deadline = True, time.monotonic() + GOODBYE_S
         self._ending.set()
         self._stop_listening()
         with contextlib.ExitStack() as ends:  # run last one first, each whatever the others do

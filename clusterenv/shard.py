@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,9 +15,9 @@ from numpy.typing import NDArray
 
 from clusterenv import native, passed_checks
 from clusterenv.batches import ResetBatch, StepBatch, unmoved_step
-from clusterenv.env_calls import ENV_ERRORS, build, id_of, number, snapshot
+from clusterenv.env_calls import ENV_ERRORS, build, common_spaces, id_of, number, snapshot
 from clusterenv.errors import EnvError, SpaceError, StateError, say, shortened
-from clusterenv.infos import encode_infos, plain_info
+from clusterenv.infos import blocks_of, plain_info
 from clusterenv.layout import Nested, SpaceLayout
 from clusterenv.values import Plain
 
@@ -30,6 +29,8 @@ Info = Mapping[str, Any]
 logger = logging.getLogger(__name__)
 
 _OBSERVATION = "observation of environment"
+STEP, RESET, PASS_OVER = np.arange(3, dtype=np.uint8)
+"""What a step does with a row, as `native.Environments` has it: it leaves resets to its caller."""
 
 
 class Shard:
@@ -61,7 +62,8 @@ class Shard:
             for index, env_fn in enumerate(env_fns, first_env):
                 self.count_call()
                 self.envs.append(build(env_fn, index))
-            self.single_observation_space, self.single_action_space = self._common_spaces(same_bounds)
+            spaces = common_spaces(self.envs, first_env, same_bounds)
+            self.single_observation_space, self.single_action_space = spaces
             self.obs_layout = SpaceLayout.of(self.single_observation_space, bounds=same_bounds)
             self.action_layout = SpaceLayout.of(self.single_action_space)
         except BaseException:
@@ -107,7 +109,7 @@ class Shard:
             seed = None if seeds is None else seeds[row]
             infos.append(self._kept(row, self._reset_row(row, seed=seed, options=options)))
             self._pack_row(row)
-        return ResetBatch(obs=self._copy_of_obs(), infos=_blocks(infos))
+        return ResetBatch(obs=self._copy_of_obs(), infos=blocks_of(infos))
 
     def reset_ended(self) -> None:
         """Rows that `step` left at the end of an episode are at the start of the next.
@@ -133,35 +135,73 @@ class Shard:
         if self.autoreset_mode is AutoresetMode.DISABLED:
             ended = self.ended & asked
             self._refuse(ended, 'have ended an episode: reset them with options={"reset_mask": mask}')
-        batch = unmoved_step(len(rows))
-        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        own_actions = [leaf.copy() for leaf in actions]  # environments may keep them, and write into them
-        final_index: list[int] = []
+        batch = unmoved_step(self.num_envs)
+        final_rows: list[int] = []
         final_obs: list[Any] = []
         infos: list[tuple[int, dict[str, Plain]]] = []
+        own_actions = [leaf.copy() for leaf in actions]  # environments may keep them, and write into them
+        singles = self.action_layout.unpack(own_actions, len(rows))
+        if mask is not None:
+            asked_singles = dict(zip(rows, singles, strict=True))
+            singles = [asked_singles.get(row) for row in range(self.num_envs)]
+        packed = False
         try:
-            for place, row, action in zip(
-                range(len(rows)), rows, self.action_layout.unpack(own_actions, len(rows)), strict=True
-            ):
-                if self.ended[row]:  # in NEXT_STEP only; the action is ignored
-                    info = self._reset_row(row)
-                else:
-                    info = self._step_row(row, action, batch, place)
-                    if same_step and self.ended[row]:
-                        # The environment may use its arrays and dicts again: keep what they say now.
-                        final_index.append(place)
-                        final_obs.append(snapshot(self._rows[row]))
-                        batch.final_infos += _blocks([self._kept(row, info)])
-                        info = self._reset_row(row)
-                infos.append(self._kept(row, info))
+            self._move(singles, self._plan(mask), batch, infos, final_rows, final_obs)
+            packed = self.copies_at_once and not self._progress[3]
+        except ENV_ERRORS as error:
+            raise self._failure_of(error, singles) from error
         finally:
-            self._pack_rows(mask)
+            if not packed:
+                self._pack_rows(mask)
         batch.obs = [leaf.copy() if mask is None else leaf[mask] for leaf in self.obs]
-        batch.infos = _blocks(infos)
-        batch.final_index = np.array(final_index, np.int64)
+        batch.infos = blocks_of(infos)
+        batch.final_index = np.array(final_rows, np.int64)
         batch.final_obs = self.obs_layout.empty(len(final_obs))
         self._pack(final_obs, batch.final_obs)
-        return batch
+        return batch if mask is None else batch.of_rows(mask)
+
+    def _plan(self, mask: Flags | None) -> NDArray[np.uint8] | None:
+        """[n] for `calls`: in NEXT_STEP rows at the end of an episode are reset in place of their step."""
+        if mask is None and not self.ended.any():
+            return None
+        plan = np.where(self.ended, RESET, STEP)
+        return plan if mask is None else np.where(mask, plan, PASS_OVER)
+
+    def _move(
+        self,
+        singles: list[Any],
+        plan: NDArray[np.uint8] | None,
+        batch: StepBatch,
+        infos: list[tuple[int, dict[str, Plain]]],
+        final_rows: list[int],
+        final_obs: list[Any],
+    ) -> None:
+        """One step, or reset, of the rows of `plan`, each with its part of `singles` [n].
+
+        Rewards and flags [n] are put into `batch`, infos and what ended in SAME_STEP into the lists.
+        """
+
+        def keep(row: int, info: Info) -> None:
+            self.ended[row] = batch.terminations[row] or batch.truncations[row]
+            infos.append(self._kept(row, info))
+
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        out = self.obs[0] if self.copies_at_once else None
+        flags = batch.rewards, batch.terminations, batch.truncations
+        row = 0
+        while (row := self.calls.step(row, singles, out, *flags, plan, keep)) < self.num_envs:
+            if plan is not None and plan[row] == RESET:
+                infos.append(self._kept(row, self._reset_row(row)))
+            else:
+                self.ended[row] = True
+            if self.ended[row] and same_step:
+                # The environment may use its arrays and dicts again: keep what they say now.
+                final_rows.append(row)
+                final_obs.append(snapshot(self._rows[row]))
+                if infos and infos[-1][0] == self.first_env + row:
+                    batch.final_infos += blocks_of([infos.pop()])
+                infos.append(self._kept(row, self._reset_row(row)))
+            row += 1
 
     def step_into(
         self,
@@ -236,6 +276,9 @@ class Shard:
     def failure_in_step(self, error: Exception | SystemExit, singles: Sequence[Any]) -> EnvError:
         """What `error`, of the row in work, is to the caller; `obs` holds the observations of all rows."""
         self.pack(self.obs)
+        return self._failure_of(error, singles)
+
+    def _failure_of(self, error: Exception | SystemExit, singles: Sequence[Any]) -> EnvError:
         if isinstance(error, EnvError):  # of the reset, or of one that could not be built anew
             return error
         row = int(self._progress[2])
@@ -261,24 +304,6 @@ class Shard:
             except ENV_ERRORS:
                 logger.exception("environment %d raised in close", index)
 
-    def _common_spaces(self, same_bounds: bool) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        if not self.envs:
-            raise SpaceError("a shard has 0 environments; expected at least 1")
-        observation_space, action_space = self.envs[0].observation_space, self.envs[0].action_space
-        alike = operator.eq if same_bounds else _batched_alike
-        for index, env in enumerate(self.envs, self.first_env):
-            for name, seen, expected, fits in (
-                ("observation", env.observation_space, observation_space, alike),
-                ("action", env.action_space, action_space, operator.eq),
-            ):
-                if not fits(seen, expected):
-                    also = "" if same_bounds or name == "action" else ", but for its bounds"
-                    raise SpaceError(
-                        f"{name} space of environment {index} is {seen}; expected {expected}, "
-                        f"as environment {self.first_env} has{also}"
-                    )
-        return observation_space, action_space
-
     def _refuse(self, rows: Flags, what: str) -> None:
         if rows.any():
             indices = (np.flatnonzero(rows) + self.first_env).tolist()
@@ -301,23 +326,6 @@ class Shard:
         self.ended[row] = False
         self.checks.leave_out(row)
         return info
-
-    def _step_row(self, row: int, action: object, batch: StepBatch, place: int) -> Info:
-        """The info of the step; the observation is in `_rows`, reward and flags are at `place` of `batch`."""
-        self.count_call()
-        try:
-            observation, reward, terminated, truncated, info = self._steps[row](action)
-            batch.rewards[place] = number(reward)
-            batch.terminations[place] = bool(terminated)
-            batch.truncations[place] = bool(truncated)
-        except EnvError:  # of one that could not be built anew
-            raise
-        except ENV_ERRORS as error:
-            raise self._failure(row, "step", error, action) from error
-        self._rows[row] = observation
-        self.ended[row] = batch.terminations[place] or batch.truncations[place]
-        told: Info = info
-        return told
 
     def _kept(self, row: int, info: Info) -> tuple[int, dict[str, Plain]]:
         """What travels of an info, as it is before the next environment moves."""
@@ -377,7 +385,7 @@ class Shard:
 
     def _pack_rows(self, mask: Flags | None) -> None:
         if mask is None:
-            self._pack(self._rows, self.obs)
+            self.pack(self.obs)
             return
         for row in self.rows_of(mask):
             self._pack_row(row)
@@ -388,13 +396,3 @@ class Shard:
 
     def _copy_of_obs(self) -> list[Array]:
         return [leaf.copy() for leaf in self.obs]
-
-
-def _batched_alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
-    """Whether batches of both spaces are laid out alike, whatever their bounds."""
-    return SpaceLayout.of(one, bounds=False).digest == SpaceLayout.of(other, bounds=False).digest
-
-
-def _blocks(infos: Sequence[tuple[int, dict[str, Plain]]]) -> list[bytes]:
-    """Infos as at most one block."""
-    return [encode_infos(infos)] if any(info for _, info in infos) else []

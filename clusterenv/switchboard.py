@@ -12,8 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from clusterenv import sharing
 from clusterenv.config import EnvConfig
+from clusterenv.errors import ProtocolError
 from clusterenv.intake import Intake
+from clusterenv.layout import SpaceLayout
+from clusterenv.outcomes import Pending
 from clusterenv.peers import Peer, Processes, State
 from clusterenv.policy import Snapshot
 from clusterenv.roster import CATCH_UP, Roster
@@ -22,6 +26,9 @@ from clusterenv.transport import messages as m
 
 logger = logging.getLogger(__name__)
 
+
+LOOK_S = 0.05
+"""Seconds between two looks at what messages say, while an answer comes through shared memory."""
 
 PEERS_LOGGED = 1024
 """Peers that are remembered, so that what each does wrong is logged once."""
@@ -57,6 +64,8 @@ class Switchboard:
         self._roster = Roster(peers, config, digests, self._condition, self._post)
         self._snapshot: Snapshot | None = None
         self._intake: Intake | None = None
+        self.layouts: tuple[SpaceLayout, SpaceLayout] | None = None
+        """Of one environment's spaces (observation, action), for steps through shared memory."""
         self.peers = peers
         self._logged: set[bytes] = set()
         self.late_replies = 0
@@ -91,6 +100,45 @@ class Switchboard:
         """Notice lost workers and start replacements that are due."""
         self._roster.keep()
 
+    # --- answers ----------------------------------------------------------------------------------------
+
+    def _is_answered(self, pending: Pending[Any]) -> bool:
+        """Whether each worker has answered, failed, or been lost since (it may be back already)."""
+        while pending.unanswered:
+            peer = pending.unanswered[-1]
+            waits = peer.reply is None and peer.failure is None and peer.state is State.READY
+            if waits and peer.expected == pending.sequence and not self._take_shared(peer):
+                return False
+            pending.unanswered.pop()
+        return True
+
+    def _take_shared(self, peer: Peer) -> bool:
+        """Whether the answer of a worker has come through memory, or the worker is lost with it."""
+        if not sharing.is_asked(peer) or peer.lane is None or peer.lane.any_busy:
+            return False
+        try:
+            peer.reply = sharing.take(peer)
+        except ProtocolError as error:
+            self.refused_peers += 1
+            self._roster.lose(peer, f"gave an answer that cannot be read: {error}", reason="malformed")
+            return True
+        if peer.reply is None:
+            self._post(peer, m.FetchStepCommand(), (), peer.expected)
+        return peer.reply is not None
+
+    def _pause(self, pendings: Sequence[Pending[Any]], timeout_s: float) -> None:
+        """Wait for news of the workers, whichever way they come; the lock is free meanwhile."""
+        shared = [p.unanswered[-1] for p in pendings if p.unanswered and sharing.is_asked(p.unanswered[-1])]
+        lane = shared[0].lane if shared else None
+        if lane is None:
+            self._condition.wait(timeout_s)
+            return
+        self._condition.release()
+        try:
+            lane.wait(min(LOOK_S, timeout_s))
+        finally:
+            self._condition.acquire()
+
     # --- on the I/O thread ------------------------------------------------------------------------------
 
     def on_message(self, envelope: Envelope) -> None:
@@ -123,6 +171,8 @@ class Switchboard:
 
     def _on_message_of(self, peer: Peer, envelope: Envelope) -> None:
         message = envelope.message
+        if envelope.sequence == peer.posted and not self._is_one_of_many(peer, envelope):
+            peer.posted = 0
         if isinstance(message, m.ResetReply | m.StepReply | m.ActReply | m.FragmentReply):
             self._on_rebuilt(peer, message.rebuilt)
         if isinstance(message, m.Heartbeat):
@@ -132,6 +182,8 @@ class Switchboard:
         elif isinstance(message, m.PullRequest):
             self._on_pull(peer)
         elif isinstance(message, m.Ready):
+            if self.layouts is not None:
+                sharing.join(peer, message.shared, len(message.pids), self.layouts)
             self._roster.on_ready(peer, message)
         elif isinstance(message, m.Goodbye):
             self._roster.on_goodbye(peer, message)
@@ -160,6 +212,13 @@ class Switchboard:
             if peer.env_rebuilds <= REBUILDS_LOGGED:
                 where = f"worker {peer.rank} on {peer.host}"
                 logger.warning("%s has built environment %d anew: %s", where, each.env_id, each.error)
+
+    def _is_one_of_many(self, peer: Peer, envelope: Envelope) -> bool:
+        """Whether the same command will be answered again, or its answer is not this."""
+        message = envelope.message
+        if isinstance(message, m.FragmentReply):
+            return self._streams(peer, envelope)
+        return isinstance(message, m.PullRequest | m.Heartbeat | m.Used)
 
     def _streams(self, peer: Peer, envelope: Envelope) -> bool:
         intake = self._intake
@@ -201,5 +260,6 @@ class Switchboard:
         self._post(peer, m.WeightsReply(version=snapshot.version), (snapshot.payload,), 0)
 
     def _post(self, peer: Peer, message: m.Message, frames: Sequence[Any], sequence: int) -> None:
+        peer.posted = sequence or peer.posted
         if self._link is not None and peer.address is not None:
             self._link.send(peer.address, message, frames, incarnation=peer.incarnation, sequence=sequence)

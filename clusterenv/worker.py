@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +28,7 @@ from clusterenv.commands import (
     Command,
     Done,
     Failed,
+    FetchStep,
     Reset,
     RunnerSetup,
     SetAgent,
@@ -120,7 +123,12 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether a command is in work; of a stream, whether a fragment is."""
-        return bool(self._sequence) if self._stream is None else self._stream.busy
+        return bool(self._working_on) if self._stream is None else self._stream.busy
+
+    @property
+    def _working_on(self) -> int:
+        """Sequence number of the command in work, whichever way it came."""
+        return self._sequence or (0 if self.pool is None else self.pool.lane_work()[1])
 
     def leave(self) -> None:
         """Begin nothing more by itself, since this process is about to end."""
@@ -129,7 +137,8 @@ class Worker:
 
     def heartbeat(self) -> m.Heartbeat:
         """The sign of life that is due now and then."""
-        return m.Heartbeat(steps=self.steps, working_on=self._sequence)
+        by_lane = 0 if self.pool is None else self.pool.lane_work()[0]
+        return m.Heartbeat(steps=self.steps + by_lane, working_on=self._working_on)
 
     def close(self, timeout_s: float) -> None:
         """End all runners; nothing is left running."""
@@ -161,6 +170,7 @@ class Worker:
         try:
             with self._starting():
                 ready = self.pool.start(welcome.setup_timeout_s)
+                shared = self._share(welcome)
         except EnvError as error:
             self._refuse_setup("env", error, error.env_index, error.remote_traceback)
         except ClusterEnvError as error:
@@ -174,10 +184,18 @@ class Worker:
                     action_digest=ready.action_digest,
                     pids=self.pool.pids(),
                     threads=int(threads) if threads.isdecimal() else 0,
+                    shared=shared,
                 ),
                 (),
                 0,
             )
+
+    def _share(self, welcome: m.Welcome) -> m.SharedMemory | None:
+        """The memory that a head on this host may use."""
+        if self.pool is None or welcome.head_host != socket.gethostname():
+            return None
+        segment = self.pool.share()
+        return None if segment is None else m.SharedMemory(**dataclasses.asdict(segment))
 
     def _refuse_setup(self, kind: str, error: ClusterEnvError, env: int | None, remote: str) -> None:
         text = str(error).removesuffix(remote.rstrip()).rstrip() if remote else str(error)
@@ -195,6 +213,8 @@ class Worker:
         elif isinstance(message, m.StepCommand):
             mask = _mask(message.mask)
             self._run(Step(actions=self._action_leaves(frames, mask), mask=mask), self._stepped)
+        elif isinstance(message, m.FetchStepCommand):
+            self._run(FetchStep(), self._answer_step)
         elif isinstance(message, m.CallCommand):
             command = Call(name=message.name, arguments=bytes(frames[0]), mask=_mask(message.mask))
             self._run(command, self._called)
@@ -239,7 +259,7 @@ class Worker:
         reader = FrameReader(frames)
         return reader.done(reader.leaves(self._action_layout, rows))
 
-    def _run(self, command: Command, then: Callable[[Any], None]) -> None:
+    def _run(self, command: Command | FetchStep, then: Callable[[Any], None]) -> None:
         assert self.pool is not None
         self._then = then
         self.pool.submit(command)
@@ -275,6 +295,9 @@ class Worker:
 
     def _stepped(self, batch: StepBatch) -> None:
         self.steps += len(batch.rewards)
+        self._answer_step(batch)
+
+    def _answer_step(self, batch: StepBatch) -> None:
         reply = m.StepReply(
             num_final=len(batch.final_index),
             infos=batch.infos,

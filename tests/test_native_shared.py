@@ -162,3 +162,18 @@ def test_signal_handlers_run_while_a_doorbell_is_waited_for() -> None:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.process
+def test_rings_of_several_processes_are_all_counted() -> None:
+    slab = Slab.create(Doorbell.nbytes)
+
+    def ring() -> None:
+        bell = Doorbell(slab, 0)
+        for _ in range(20_000):
+            bell.ring()
+
+    with child_of(ring) as one, child_of(ring) as other:
+        for pid in (one, other):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert Doorbell(slab, 0).count == 40_000

@@ -144,7 +144,8 @@ def test_steps_of_some_rows_are_merged_by_their_places() -> None:
 
 def test_runners_with_other_spaces_are_refused() -> None:
     layout = SpaceLayout.of(Count.action_space)
-    ready = [RunnerReady(obs_digest=d, action_digest="a", action_layout=layout, env_id=None) for d in "xxy"]
+    facts = {"action_digest": "a", "action_layout": layout, "obs_layout": layout, "env_id": None}
+    ready = [RunnerReady(obs_digest=d, **facts) for d in "xxy"]
     slices = contiguous(7, 3)
     assert merge_ready(ready[:2], slices[:2]) is ready[0]
     with pytest.raises(SpaceError, match="environments 5 to 6"):

@@ -37,13 +37,23 @@ class Hello(Message, frozen=True, kw_only=True):
     cpus: Count
 
 
-class Ready(Message, frozen=True, kw_only=True):
+class SharedMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+    """Memory that a head on the worker's machine may step environments through, see `lane`."""
+
+    pid: Count
+    descriptor: Count
+    nbytes: Count
+    nonce: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The worker's environments are built; digests of the layouts of one environment's spaces."""
 
     obs_digest: Word
     action_digest: Word
     pids: Counts
     threads: Count
+    shared: SharedMemory | None = None
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -211,6 +221,7 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     step_timeout_s: float
     backend: Word | None = None
     env_rebuilds: Count = 0
+    head_host: Word = ""
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -239,6 +250,10 @@ class StepCommand(Message, frozen=True, kw_only=True):
     """Step the k rows of the mask (all if it is none). Frames: action leaves [k, ...]."""
 
     mask: Annotated[list[bool], PerEnv] | None = None
+
+
+class FetchStepCommand(Message, frozen=True, kw_only=True):
+    """What the step gave that was asked for through shared memory, and did not fit there; see StepCommand."""
 
 
 class CallCommand(Message, frozen=True, kw_only=True):
@@ -372,6 +387,7 @@ KINDS: dict[int, type[Message]] = {
     45: Published,
     46: Room,
     47: StopStream,
+    48: FetchStepCommand,
     49: Lent,
 }
 """Number on the wire of each kind: up to 31 from workers, from 32 on from the head."""

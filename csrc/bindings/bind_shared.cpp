@@ -119,12 +119,11 @@ void bind_shared(py::module_& m) {
             return py::buffer_info(reinterpret_cast<std::uint8_t*>(slab.bytes().data()),
                                    static_cast<py::ssize_t>(slab.bytes().size()));
         });
-    py::class_<SlabDoorbell>(m, "Doorbell",
-                             "A counter in a slab that one process rings and another waits for.")
+    py::class_<SlabDoorbell>(m, "Doorbell", "A counter in a slab that processes ring and one waits for.")
         .def(py::init<py::object, py::object>(), py::arg("slab"), py::arg("offset"))
         .def_readonly_static("nbytes", &Doorbell::kBytes, "Bytes of the slab that it takes.")
         .def_property_readonly("count", &SlabDoorbell::count, "How often it was rung, modulo 2**32.")
-        .def("ring", &SlabDoorbell::ring, "The waiter goes on; by one process only.")
+        .def("ring", &SlabDoorbell::ring, "The waiter goes on.")
         .def("wait", &SlabDoorbell::wait, py::arg("seen"), py::arg("timeout_s"), py::arg("spin_s") = 0.0,
              "Whether the count became another than `seen` in time; by one process only. Signals are "
              "handled.");

@@ -125,6 +125,9 @@ py::object five_of(py::object returned) {
 /// Slots of the array in which a round over the environments tells how far it has got. Others may read it.
 enum Slot : std::uint8_t { kCalls, kStep, kRow, kNotCopied, kSlots };
 
+/// What a round does with an environment.
+enum Plan : std::uint8_t { kMove, kStop, kPassOver };
+
 /// The environments of a shard, and what is kept of them. Lists of the caller's are changed in place.
 class Environments {
   public:
@@ -148,10 +151,11 @@ class Environments {
     /// Steps those from `first` on, up to one whose episode ends: its number, or how many there are.
     ///
     /// Observations are copied into `rows` where they can be, that of row `first` - 1 too, as it began the
-    /// next episode; the others are counted.
+    /// next episode; the others are counted. `plan` may have the round pass rows over, or stop before one.
+    /// An info that is more than an empty dict is given to `keep`, with its row, before the next step.
     py::ssize_t step(py::ssize_t first, const py::list& actions, const std::optional<Rows>& rows,
-                     std::span<double> rewards, std::span<bool> terminations,
-                     std::span<bool> truncations) const {
+                     std::span<double> rewards, std::span<bool> terminations, std::span<bool> truncations,
+                     std::span<const std::uint8_t> plan, const py::object& keep) const {
         const auto copied = [&](PyObject* observation, py::ssize_t row) {
             progress_[kNotCopied] += rows && rows->take(observation, row) ? 0 : 1;
         };
@@ -161,9 +165,15 @@ class Environments {
             copied(item(observations_, first - 1).ptr(), first - 1);
         }
         for (py::ssize_t row = first; row < count_; ++row) {
+            const auto place = static_cast<std::size_t>(row);
+            if (!plan.empty() && plan[place] != kMove) {
+                if (plan[place] == kStop) {
+                    return row;
+                }
+                continue;
+            }
             ++progress_[kCalls];
             progress_[kRow] = row;
-            const auto place = static_cast<std::size_t>(row);
             const py::object five =
                 five_of(stolen(PyObject_CallOneArg(item(steps_, row).ptr(), item(actions, row).ptr())));
             const auto part = [&](py::ssize_t i) { return PyTuple_GET_ITEM(five.ptr(), i); };
@@ -174,6 +184,9 @@ class Environments {
             Py_INCREF(part(0));
             if (PyList_SetItem(observations_.ptr(), row, part(0)) != 0) {
                 throw py::error_already_set();
+            }
+            if (!keep.is_none() && (PyDict_CheckExact(part(4)) == 0 || PyDict_GET_SIZE(part(4)) != 0)) {
+                keep(row, py::handle(part(4)));
             }
             if (terminations[place] || truncations[place]) {
                 return row;
@@ -218,13 +231,15 @@ py::ssize_t checked_place(py::ssize_t value, const char* name, py::ssize_t first
 
 py::ssize_t step_rows(const Environments& environments, py::ssize_t first, const py::object& actions,
                       const py::object& out, const py::object& rewards, const py::object& terminations,
-                      const py::object& truncations) {
+                      const py::object& truncations, const py::object& plan, const py::object& keep) {
     const py::ssize_t count = environments.count();
     const auto size = static_cast<std::size_t>(count);
+    const auto planned =
+        plan.is_none() ? std::span<const std::uint8_t>() : input_vector<std::uint8_t>(plan, "plan", count);
     return environments.step(checked_place(first, "first", 0, count), checked_list(actions, "actions", count),
                              checked_rows(out, count), output_vector<double>(rewards, "rewards", size),
                              output_vector<bool>(terminations, "terminations", size),
-                             output_vector<bool>(truncations, "truncations", size));
+                             output_vector<bool>(truncations, "truncations", size), planned, keep);
 }
 
 /// A policy that is a network and a distribution, and draws from it.
@@ -390,7 +405,7 @@ class Collector {
             }
             const py::ssize_t row = environments_.step(
                 first, now_, Rows(py::reinterpret_steal<py::array>(at(obs_.array(), step + 1))),
-                rewards_.row(t), terminations_.row(t), truncations_.row(t));
+                rewards_.row(t), terminations_.row(t), truncations_.row(t), {}, py::none());
             if (row < count || environments_.progress()[kNotCopied] != 0) {
                 return py::make_tuple(step, row);
             }
@@ -459,9 +474,12 @@ void bind_step(py::module_& m) {
              py::arg("number"))
         .def(
             "step", &step_rows, py::arg("first"), py::arg("actions"), py::arg("out"), py::arg("rewards"),
-            py::arg("terminations"), py::arg("truncations"),
+            py::arg("terminations"), py::arg("truncations"), py::arg("plan") = py::none(),
+            py::arg("keep") = py::none(),
             "Steps environments from `first` on, up to one whose episode ends: its number, or how many there "
-            "are.");
+            "are. `plan` [n]: 0 steps, 1 stops before the row, 2 passes it over. `keep(row, info)` gets "
+            "infos "
+            "that are not empty.");
     py::class_<Drawing>(m, "Drawing", "A policy that is a network and a distribution to draw from.")
         .def(py::init<const py::object&, const std::string&, const py::object&, std::int64_t>(),
              py::arg("network"), py::arg("kind"), py::arg("log_std") = py::none(), py::arg("start") = 0)

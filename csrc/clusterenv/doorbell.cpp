@@ -64,9 +64,8 @@ std::uint32_t Doorbell::count() const {
 
 void Doorbell::ring() {
     const Word count(*count_);
-    // The ringer alone writes the count, so that this need not be one operation.
-    count.store(count.load(std::memory_order_relaxed) + 1, kAgreed);  // partners: the loads in `wait`
-    if (Word(*may_sleep_).load(kAgreed) == 0) {                       // partner: the store in `wait`
+    count.fetch_add(1, kAgreed);                 // partners: the loads in `wait`
+    if (Word(*may_sleep_).load(kAgreed) == 0) {  // partner: the store in `wait`
         return;
     }
 #ifdef __linux__

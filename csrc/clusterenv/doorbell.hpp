@@ -15,10 +15,10 @@ enum class Rung : std::uint8_t {
     interrupted,  // by a signal; the caller may look after it and wait on
 };
 
-/// A counter that one side (the ringer) raises and another (the waiter) waits for.
+/// A counter that some (the ringers) raise and one (the waiter) waits for.
 ///
-/// What the ringer wrote before `ring` is there for whoever has seen the new count. Each word has one writer:
-/// the count the ringer, the other, which says that the waiter may sleep, the waiter. Neither side is ever
+/// What a ringer wrote before `ring` is there for whoever has seen the new count. The count is raised by
+/// ringers alone; the other word, which says that the waiter may sleep, is the waiter's. Neither side is ever
 /// needed for the other to go on: a waiter has a deadline, and a ringer does not wait.
 class Doorbell {
   public:
@@ -33,7 +33,7 @@ class Doorbell {
     /// How often it was rung, modulo 2**32.
     std::uint32_t count() const;
 
-    /// The waiter goes on. By the ringer only; makes no system call unless the waiter may sleep.
+    /// The waiter goes on. Makes no system call unless the waiter may sleep.
     void ring();
 
     /// `yes` once the count is another than `seen`. By the waiter only.

@@ -23,6 +23,7 @@ POLICY = m.PolicyInfo(
     kl_threshold=0.05,
 )
 REFERENCE = m.Reference(sample=3, kept=True, rows=2, family="categorical", family_sizes=[2])
+SHARED = m.SharedMemory(pid=4242, descriptor=19, nbytes=1 << 20, nonce=(1 << 62) + 7)
 THETA = np.array([[0.5, -0.5], [1.0, 2.0]], dtype=np.float32)
 
 SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
@@ -40,7 +41,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
             ),
             [],
         ),
-        (m.Ready(obs_digest="ab12", action_digest="cd34", pids=[4243, 4244], threads=1), []),
+        (m.Ready(obs_digest="ab12", action_digest="cd34", pids=[4243, 4244], threads=1, shared=SHARED), []),
         (m.Heartbeat(steps=123456, working_on=41), []),
         (m.Ack(), []),
         (m.ResetReply(infos=[b"\x90"]), [np.zeros((2, 3), dtype=np.float32)]),
@@ -112,6 +113,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
                 head_grace_s=10.0,
                 setup_timeout_s=300.0,
                 step_timeout_s=600.0,
+                head_host="node1",
             ),
             [b"blob 0", b"blob 1"],
         ),
@@ -135,6 +137,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (m.Published(version=9, reference=REFERENCE, has_weights=False), [THETA]),
         (m.Room(fragments=1), []),
         (m.StopStream(), []),
+        (m.FetchStepCommand(), []),
         (m.Lent(nonce=(1 << 62) + 5, mapped=True), []),
     ]
 }
