@@ -82,7 +82,7 @@ class EnvConfig:
     step_timeout_s: float = 600.0
     """Seconds that one environment may need for one step or reset; the agent has a minute at least."""
     shared_memory: bool = True
-    """Whether a head steps the environments of workers on its own host through memory that they share."""
+    """Whether environments of local workers (`LocalConfig`) are stepped through memory shared with them."""
     max_message_bytes: int = 1 << 30
     """Bytes of the largest message that is accepted from a peer."""
 
