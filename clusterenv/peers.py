@@ -143,6 +143,12 @@ class Peer:
         self.room = 0
 
     @property
+    def waits_in_memory(self) -> bool:
+        """Whether its answer lies in the memory shared with it, until the caller takes it."""
+        asked = self.lane is not None and self.lane_sequence == self.expected != 0
+        return asked and self.lane is not None and not self.lane.any_busy
+
+    @property
     def env_indices(self) -> range:
         """Global numbers of the worker's environments."""
         return range(self.first_env, self.first_env + self.num_envs)

@@ -288,7 +288,7 @@ class Roster:
 
     def _idles(self, peer: Peer, now: float) -> bool:
         """Whether a command was sent long ago and heartbeats since then do not speak of it."""
-        waits = peer.expected and peer.reply is None and peer.failure is None
+        waits = peer.expected and peer.reply is None and peer.failure is None and not peer.waits_in_memory
         heard_since = peer.heard_at > peer.sent_at and peer.working_on != peer.expected
         return bool(waits) and heard_since and now - peer.sent_at > 2 * self._config.lease_s
 

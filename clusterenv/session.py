@@ -72,8 +72,7 @@ def open_session(
     The environments' `name` is for people.
     """
     noise_seed = secrets.randbits(62) if config.seed is None else int(config.seed) % (1 << 62)
-    runners = _runners(launcher, counts)
-    welcomes = _welcomes(config, source, counts, noise_seed, runners)
+    welcomes = _welcomes(config, source, counts, noise_seed, launcher)
     head = Head(welcomes, config, (layouts[0].digest, layouts[1].digest))
     head.layouts = layouts
     if isinstance(launcher, LocalConfig) and launcher.serial:
@@ -91,11 +90,12 @@ def _runners(launcher: LauncherConfig, counts: Sequence[int]) -> int:
 
 
 def _welcomes(
-    config: EnvConfig, source: EnvSource, counts: Sequence[int], noise_seed: int, runners: int
+    config: EnvConfig, source: EnvSource, counts: Sequence[int], noise_seed: int, launcher: LauncherConfig
 ) -> list[tuple[m.Welcome, list[bytes]]]:
     assert config.autoreset_mode is not None, "the mode is known before a launch"
     welcomes = []
     first, sync = 0, config.sync_config
+    runners, shares = _runners(launcher, counts), config.shared_memory and isinstance(launcher, LocalConfig)
     for rank, count in enumerate(counts):
         blobs, blob_of = source.part(first, count)
         welcome = m.Welcome(
@@ -122,7 +122,7 @@ def _welcomes(
             step_timeout_s=float(config.step_timeout_s),
             backend=source.backend,
             env_rebuilds=config.env_rebuilds,
-            head_host=socket.gethostname() if config.shared_memory else "",
+            head_host=socket.gethostname() if shares else "",
         )
         welcomes.append((welcome, blobs))
         first += count
