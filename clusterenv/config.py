@@ -82,7 +82,7 @@ class EnvConfig:
     step_timeout_s: float = 600.0
     """Seconds that one environment may need for one step or reset; the agent has a minute at least."""
     shared_memory: bool = True
-    """Whether local workers (`LocalConfig`) are stepped through memory shared with them, and large arrays of all
+    """Whether local workers (`LocalConfig`) are stepped through memory shared with them, and large arrays of
     workers on the head's own host stay in such memory."""
     max_message_bytes: int = 1 << 30
     """Bytes of the largest message that is accepted from a peer."""
