@@ -21,6 +21,7 @@ import psutil
 
 from clusterenv import ClusterEnv, LocalConfig, peers
 from clusterenv.errors import EnvError
+from clusterenv.pool import AGENT_TIMEOUT_S
 from tests.agents import MLPAgent
 from tests.chaos.calls import CALLS, Calls, followed
 from tests.chaos.faults import (
@@ -41,9 +42,9 @@ NODES, ENVS_PER_NODE, RUNNERS = 2, 4, 2
 FAULTS_OF_A_RUN = 20
 CALL_PAUSE_S = 0.02
 """Between two calls while a fault is waited for: the cores are needed to start workers."""
-CALL_S = 40.0 * PATIENCE
+CALL_S = AGENT_TIMEOUT_S + 40.0 * PATIENCE
 """A call that takes longer has hung: it is more than all limits that it may meet add up to."""
-RECOVER_S = 60.0 * PATIENCE
+RECOVER_S = AGENT_TIMEOUT_S + 60.0 * PATIENCE
 
 
 def planned(seed: int, faults: int, only: Sequence[str] | None = None) -> list[list[str]]:
