@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import time
+from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -252,14 +253,18 @@ class ProcessPool:
             self._send(runner, part)
 
     def tell(self, news: News) -> None:
-        """See Pool. A thread writes it, since large weights fill a pipe that a busy runner does not read."""
+        """See Pool."""
+        self._tell(self._runners, news)
+
+    def _tell(self, runners: Sequence[RunnerHandle], message: object) -> None:
+        """A thread writes it, since large weights fill a pipe that a busy runner does not read."""
         if self._teller is None:
             self._teller = ThreadPoolExecutor(1, thread_name_prefix="clusterenv-teller")
-        self._told.append(self._teller.submit(self._send_all, news))
+        self._told.append(self._teller.submit(self._send_all, list(runners), message))
 
-    def _send_all(self, news: News) -> None:
-        for runner in self._runners:
-            self._send(runner, news)
+    def _send_all(self, runners: Sequence[RunnerHandle], message: object) -> None:
+        for runner in runners:
+            self._send(runner, message)
 
     def _send(self, runner: RunnerHandle, message: object) -> None:
         try:
@@ -361,6 +366,8 @@ class ProcessPool:
             for fd, _ in ready:
                 runner = self._by_fd[fd]
                 if fd == runner.connection.fileno() and runner.take(now):
+                    while runner.answers:
+                        self._tell([runner], runner.answers.pop())
                     continue
                 runner.lost = True
                 self._poller.unregister(fd)

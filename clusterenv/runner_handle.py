@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterenv.commands import RunnerSetup
 from clusterenv.errors import RunnerLost
+from clusterenv.lending import Borrower
 from clusterenv.lifetime import describe_exit, kill_tree
-from clusterenv.runner_process import Tick, receive, serve
+from clusterenv.runner_process import RUNNER, Answer, Offer, Tick, receive, serve
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -38,13 +39,20 @@ class RunnerHandle:
     agent_works: bool = False
     lost: bool = False
     """The process has ended or its pipe has."""
+    borrower: Borrower = field(default_factory=lambda: Borrower(borrows=True))
+    answers: list[Answer] = field(default_factory=list)
+    """To what it has offered; not yet sent."""
 
     def take(self, now: float) -> bool:
         """Whether there was a message to take, and not the end of the pipe."""
         try:
-            message = receive(self.connection)
+            message = receive(self.connection, self.borrower)
         except (EOFError, OSError):
             return False
+        if isinstance(message, Offer):
+            mapped = self.borrower.accepts(RUNNER, message.segment)
+            self.answers.append(Answer(message.segment.nonce, mapped))
+            return True
         if not isinstance(message, Tick):
             self.replies.append(message)
             return True

@@ -33,8 +33,13 @@ from clusterenv.commands import (
 )
 from clusterenv.lane import Lane
 from clusterenv.layout import SpaceLayout
+from clusterenv.lending import LARGE_BYTES, Borrower, Lender
 from clusterenv.lifetime import end_with_parent, let_forks_end
 from clusterenv.runner import Runner
+from clusterenv.segments import Segment
+
+RUNNER = "runner"
+"""Who lends at the other end of a pipe."""
 
 LOOK_S = 1.0
 """Seconds after which an idle runner looks whether its worker is still there, announced or not."""
@@ -54,12 +59,61 @@ def tick_interval_s(step_timeout_s: float) -> float:
     return min(1.0, step_timeout_s / 4)
 
 
-def send(connection: Connection, value: object) -> None:
-    """`value` has been written to the pipe."""
-    connection.send_bytes(pickle.dumps(value, protocol=5))
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Memory in which a runner may leave large arrays; the worker answers."""
+
+    segment: Segment
 
 
-def receive(connection: Connection) -> object:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Whether a worker has mapped the memory with this nonce."""
+
+    nonce: int
+    mapped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _WithLent:
+    """A value some of whose arrays are lent."""
+
+    blob: bytes
+    frames: list[bytes]
+    table: bytes
+
+
+def send(connection: Connection, value: object, lender: Lender | None = None) -> None:
+    """`value` has been written to the pipe, but for what `lender` lends of it."""
+    lent = None if lender is None or not lender.lends else _lent(value, lender)
+    connection.send_bytes(pickle.dumps(value if lent is None else lent, protocol=5))
+    offer = None if lender is None else lender.offer()
+    if offer is not None:
+        connection.send_bytes(pickle.dumps(Offer(offer), protocol=5))
+
+
+def _lent(value: object, lender: Lender) -> _WithLent | None:
+    frames: list[memoryview | bytes] = []
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        """Whether it is small and part of the pickle."""
+        try:
+            raw = buffer.raw()
+        except BufferError:  # it is strided
+            return True
+        if len(raw) >= LARGE_BYTES:
+            frames.append(raw)
+        return len(raw) < LARGE_BYTES
+
+    blob = pickle.dumps(value, protocol=5, buffer_callback=stays)
+    lent = lender.lend(frames)
+    if lent is None:
+        return None
+    left, table = lent
+    return _WithLent(blob, [bytes(frame) for frame in left], table)
+
+
+def receive(connection: Connection, borrower: Borrower | None = None) -> object:
     """The next value from the pipe; waits for it.
 
     Raises:
@@ -67,7 +121,13 @@ def receive(connection: Connection) -> object:
         OSError: if it broke.
     """
     message: object = pickle.loads(connection.recv_bytes())
-    return message
+    if borrower is None or not isinstance(message, _WithLent):
+        return message
+    frames = [memoryview(frame) for frame in message.frames]
+    value: object = pickle.loads(
+        message.blob, buffers=borrower.fetch(RUNNER, frames, memoryview(message.table))
+    )
+    return value
 
 
 def serve(connection: Connection, setup: RunnerSetup) -> None:
@@ -134,6 +194,7 @@ class _Line:
         runner.look_for_news = self._look_for_news
         self._layouts: tuple[SpaceLayout, SpaceLayout] | None = None
         self._lane: Lane | None = None
+        self._lender = Lender(is_near=True)
         self._number = 0  # of this runner on the lane
         self._told = 0  # how often something other than a step was announced there
         self._last_step: Reply = Failed(kind="state", message="no step came through shared memory")
@@ -151,8 +212,10 @@ class _Line:
     def next_message(self) -> object:
         """What comes next through the pipe, once all steps on the lane are answered."""
         lane, number = self._lane, self._number
-        if lane is None:
-            return receive(self._connection)
+        while lane is None:
+            message = self._receive()
+            if message is not None:
+                return message
         asked, look = lane.asked[number], lane.look[number]
         announced = False
         while True:
@@ -164,7 +227,11 @@ class _Line:
             if not announced or told != self._told:
                 self._told = told
                 if self._poller.poll(0):
-                    return receive(self._connection)
+                    message = self._receive()
+                    if message is not None:
+                        return message
+                    announced = False  # another may be there too
+                    continue
             announced = look.wait(count, LOOK_S)
 
     def _step(self, lane: Lane) -> None:
@@ -196,18 +263,29 @@ class _Line:
         self._number = command.runner
         return Done()
 
+    def _receive(self) -> object | None:
+        """The message that comes next; None if it was one that needed no more than to be taken."""
+        message = receive(self._connection)
+        if not isinstance(message, Answer):
+            return message
+        with self._sending:
+            self._lender.on_answer(message.nonce, mapped=message.mapped)
+        return None
+
     def send(self, value: object) -> None:
         with self._sending:
-            send(self._connection, value)
+            send(self._connection, value, self._lender)
 
     def _look_for_news(self) -> None:
         """The worker sends nothing else while a command is in work."""
         while self._poller.poll(0):
             try:
-                self._runner.take(cast("News", receive(self._connection)))
+                message = self._receive()
             except (EOFError, OSError):
                 self._runner.abandon()
                 return
+            if message is not None:
+                self._runner.take(cast("News", message))
 
     def _tick(self) -> None:
         """For as long as the process lives, and only while an answer is awaited, so that nothing piles up."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import zmq
 
 from clusterenv.errors import ConnectError, ProtocolError
+from clusterenv.lending import Lender
 from clusterenv.transport.addresses import is_own_endpoint
 from clusterenv.transport.codec import Buffer, Envelope, Side, decode, encode
 from clusterenv.transport.curve import Connection, require_curve
 from clusterenv.transport.dialing import Line, dial
-from clusterenv.transport.lending import Lender
-from clusterenv.transport.messages import Lent, Message
+from clusterenv.transport.messages import Lend, Lent, Message
 from clusterenv.transport.sockets import (
     EXPRESS_SUFFIX,
     Socket,
@@ -75,7 +76,7 @@ class Client:
         """
         nbytes = self._send(message, frames, sequence)
         offer = self._lender.offer()
-        return nbytes if offer is None else nbytes + self._send(offer, (), 0)
+        return nbytes if offer is None else nbytes + self._send(Lend(**asdict(offer)), (), 0)
 
     def _send(self, message: Message, frames: Sequence[Buffer], sequence: int) -> int:
         if not self._lines:
@@ -150,7 +151,7 @@ class Client:
                 max_message_bytes=self._connection.max_message_bytes,
             )
             if isinstance(envelope.message, Lent):
-                self._lender.on_answer(envelope.message)
+                self._lender.on_answer(envelope.message.nonce, mapped=envelope.message.mapped)
             else:
                 envelopes.append(envelope)
         return envelopes

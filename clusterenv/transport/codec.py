@@ -1,7 +1,7 @@
 """Messages to bytes and back: a fixed header, a MessagePack body, raw frames; nothing is ever unpickled.
 
 One message is one ZeroMQ multipart message: header and body together, then the frames (`docs/protocol.md`);
-if some of them are lent, a last part says where they are (see `lending`).
+if some of them are lent, a last part says where they are (see `clusterenv.lending`).
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ from functools import partial
 import zmq
 
 from clusterenv.errors import ProtocolError, StateError
+from clusterenv.lending import Borrower
+from clusterenv.segments import Segment
 from clusterenv.transport.codec import Buffer, Envelope, Side, decode, encode
 from clusterenv.transport.curve import RunKeys, require_curve
-from clusterenv.transport.lending import Borrower
 from clusterenv.transport.listening import listen, make_router
-from clusterenv.transport.messages import Lend, Message, Refused
+from clusterenv.transport.messages import Lend, Lent, Message, Refused
 from clusterenv.transport.sockets import (
     EXPRESS_SUFFIX,
     ROUTING_ID_BYTES,
@@ -238,7 +239,8 @@ class Server:
         return True
 
     def _answer_offer(self, envelope: Envelope, offer: Lend) -> None:
-        lent = self._borrower.on_offer(envelope.peer, offer)
+        segment = Segment(pid=offer.pid, descriptor=offer.descriptor, nbytes=offer.nbytes, nonce=offer.nonce)
+        lent = Lent(nonce=offer.nonce, mapped=self._borrower.accepts(envelope.peer, segment))
         self.send(envelope.peer, lent, incarnation=envelope.incarnation, sequence=0)
 
     def _open(self, identity: bytes, parts: list[zmq.Frame], seen: int) -> Envelope:

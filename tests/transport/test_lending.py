@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import struct
@@ -15,9 +16,9 @@ import pytest
 
 from clusterenv import segments
 from clusterenv.errors import ProtocolError
+from clusterenv.lending import FRAME, LOAN, MOST_PLACES, Borrower, Lender
 from clusterenv.transport import Client, Envelope
 from clusterenv.transport import messages as m
-from clusterenv.transport.lending import FRAME, LOAN, MOST_PLACES, Borrower, Lender
 from tests.processes import wait_until
 from tests.transport.conftest import Run, StartRun
 
@@ -101,8 +102,7 @@ def test_nothing_is_lent_where_the_head_wants_no_memory(start_run: StartRun) -> 
 def test_memory_of_another_process_is_refused() -> None:
     borrower = Borrower(borrows=True)
     slab, segment = segments.create(4096)
-    offer = m.Lend(pid=segment.pid, descriptor=segment.descriptor, nbytes=4096, nonce=segment.nonce)
-    assert borrower.on_offer(b"p", offer).mapped
+    assert borrower.accepts(b"p", segment)
     for changes in (
         {"nonce": segment.nonce ^ 1},
         {"nbytes": 8192},
@@ -111,16 +111,14 @@ def test_memory_of_another_process_is_refused() -> None:
         {"descriptor": os.open("/dev/null", os.O_RDWR)},
         {"descriptor": os.open(__file__, os.O_RDONLY), "nbytes": Path(__file__).stat().st_size},
     ):
-        fields = {name: getattr(offer, name) for name in ("pid", "descriptor", "nbytes", "nonce")} | changes
-        assert not borrower.on_offer(b"p", m.Lend(**fields)).mapped, changes
+        assert not borrower.accepts(b"p", dataclasses.replace(segment, **changes)), changes
     del slab
 
 
 def test_tables_that_lie_are_refused() -> None:
     borrower = Borrower(borrows=True)
     _slab, segment = segments.create(64 + 4096)
-    offer = m.Lend(pid=segment.pid, descriptor=segment.descriptor, nbytes=64 + 4096, nonce=segment.nonce)
-    borrower.on_offer(b"p", offer)
+    assert borrower.accepts(b"p", segment)
     loan = LOAN.pack(segment.nonce, 1)
     whole = borrower.fetch(b"p", [memoryview(b"")], memoryview(loan + FRAME.pack(0, 96, 4000)))
     assert len(whole[0]) == 4000
@@ -177,10 +175,10 @@ def test_memory_of_ended_workers_is_not_kept() -> None:
         )
         assert child.stdout is not None
         names = ("pid", "descriptor", "nbytes", "nonce")
-        offer = m.Lend(**dict(zip(names, map(int, child.stdout.readline().split()), strict=True)))
-        assert borrower.on_offer(b"%d" % number, offer).mapped
+        told = map(int, child.stdout.readline().split())
+        assert borrower.accepts(number, segments.Segment(**dict(zip(names, told, strict=True))))
         child.communicate()
-        assert len(borrower._accounts) == 1
+        assert len(borrower._memories) == 1
 
 
 def test_only_what_is_far_travels() -> None:
@@ -195,7 +193,7 @@ def test_loans_are_given_back_in_the_memory_itself() -> None:
     offer = lender.offer()
     assert offer is not None
     assert lender.offer() is None
-    lender.on_answer(borrower.on_offer(b"p", offer))
+    lender.on_answer(offer.nonce, mapped=borrower.accepts(b"p", offer))
     lent = lender.lend([frame(2).data])
     assert lent is not None
     frames, table = lent

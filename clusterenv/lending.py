@@ -1,7 +1,8 @@
-"""Large frames of a worker on the head's own machine stay in memory that both have mapped.
+"""Large frames for a process of the same machine and user stay in memory that both have mapped.
 
-The message says where. The worker writes there again only once nothing in the head refers to it; until memory
-is free, or where none can be shared, frames travel as they do from any other machine.
+A message says where. The sender writes there again only once nothing of the receiver's refers to it; until
+memory is free, or where none can be shared, frames travel as they do between machines. Workers lend to a head
+that is near, and runners to their worker.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import logging
 import struct
 import weakref
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,17 +20,16 @@ from numpy.typing import NDArray
 from clusterenv import segments
 from clusterenv.errors import ProtocolError
 from clusterenv.native import Slab
-from clusterenv.transport.messages import Lend, Lent
 
 LARGE_BYTES: Final = 1 << 16
 """Smaller frames cost less on the wire than what it takes to keep an account of them."""
 
 MOST_PLACES: Final = 4
-"""Messages of one worker that may lie in memory at a time."""
+"""Messages of one sender that may lie in memory at a time."""
 
 LINE: Final = 64
 GIVEN_BACK: Final = 1
-"""Word of the first line that only the head writes: the number of the last loan that it has given back."""
+"""Word of the first line that only the receiver writes: number of the last loan that it has given back."""
 
 LOAN = struct.Struct("<QQ")
 """Nonce of the memory, number of the loan in it."""
@@ -52,7 +51,7 @@ class _Memory:
 
 
 class _Place(_Memory):
-    """One that this worker lends."""
+    """One that this process lends."""
 
     def __init__(self, slab: Slab, segment: segments.Segment) -> None:
         super().__init__(slab)
@@ -62,18 +61,19 @@ class _Place(_Memory):
 
     @property
     def is_free(self) -> bool:
-        """Whether the head has given the last loan back."""
+        """Whether the last loan was given back."""
         return int(self.words[GIVEN_BACK]) == self.loans
 
 
 class Lender:
-    """A worker's side. The head has to answer an offer first, so the first large message travels as ever."""
+    """The sender's side. The receiver has to accept an offer first: one large message travels as ever."""
 
     def __init__(self, *, is_near: bool) -> None:
-        """Lend nothing unless the head `is_near`, which is to say that it may be on this machine."""
-        self._lends = is_near
+        """Lend nothing unless the receiver `is_near`, which is to say that it may be on this machine."""
+        self.lends = is_near
+        """Whether it is worth asking."""
         self._places: list[_Place] = []
-        self._unsaid: Lend | None = None
+        self._unsaid: segments.Segment | None = None
 
     def lend(self, frames: Sequence[memoryview | bytes]) -> tuple[list[memoryview | bytes], bytes] | None:
         """The same frames with nothing in place of those that were lent, and what says where these lie.
@@ -81,7 +81,7 @@ class Lender:
         None where nothing is lent now.
         """
         large = [(number, frame) for number, frame in enumerate(frames) if len(frame) >= LARGE_BYTES]
-        if not large or not self._lends:
+        if not large or not self.lends:
             return None
         nbytes = sum(_in_lines(len(frame)) for _, frame in large)
         place = self._place_for(nbytes)
@@ -97,20 +97,20 @@ class Lender:
             start += _in_lines(len(frame))
         return left, b"".join(table)
 
-    def offer(self) -> Lend | None:
-        """What to say to the head, once."""
+    def offer(self) -> segments.Segment | None:
+        """What to offer to the receiver, once."""
         unsaid, self._unsaid = self._unsaid, None
         return unsaid
 
-    def on_answer(self, answer: Lent) -> None:
-        """The head has memory mapped, or cannot."""
+    def on_answer(self, nonce: int, *, mapped: bool) -> None:
+        """The receiver has mapped the memory with this nonce, or cannot."""
         for place in self._places:
-            if place.segment.nonce == answer.nonce:
-                if answer.mapped:
+            if place.segment.nonce == nonce:
+                if mapped:
                     place.accepted = True
                     place.slab.close_descriptor()
                 else:
-                    self._lends = False
+                    self.lends = False
                     self._places.clear()
                 return
 
@@ -128,49 +128,38 @@ class Lender:
                 slab, segment = segments.create(LINE + nbytes)
             except OSError as error:
                 logger.info("frames travel, since memory to share cannot be had: %s", error)
-                self._lends = False
+                self.lends = False
             else:
                 self._places.append(_Place(slab, segment))
-                self._unsaid = Lend(**asdict(segment))
+                self._unsaid = segment
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Account:
-    """Memory that was offered, and by whom."""
-
-    memory: _Memory
-    offer: Lend
-
-
 class Borrower:
-    """The head's side, for all workers. On one thread, but for what gives memory back."""
+    """The receiver's side, for any senders. On one thread, but for what gives memory back."""
 
     def __init__(self, *, borrows: bool) -> None:
         """Refuse every offer unless it `borrows`."""
         self._borrows = borrows
-        self._accounts: dict[bytes, list[_Account]] = {}
+        self._memories: dict[Hashable, dict[int, tuple[segments.Segment, _Memory]]] = {}
 
-    def on_offer(self, peer: bytes, offer: Lend) -> Lent:
-        """Map what a worker offers, if that can be done from here."""
+    def accepts(self, sender: Hashable, segment: segments.Segment) -> bool:
+        """Whether what `sender` offers could be mapped from here."""
         self._forget_the_dead()
-        mapped = False
-        if self._borrows:
-            segment = segments.Segment(
-                pid=offer.pid, descriptor=offer.descriptor, nbytes=offer.nbytes, nonce=offer.nonce
-            )
-            try:
-                account = _Account(_Memory(segments.attach(segment)), offer)
-            except (OSError, ValueError) as error:
-                logger.info("frames of a worker travel, since its memory cannot be mapped: %s", error)
-            else:
-                accounts = self._accounts.setdefault(peer, [])
-                accounts.append(account)
-                del accounts[:-MOST_PLACES]  # one that was too small is replaced by another
-                mapped = True
-        return Lent(nonce=offer.nonce, mapped=mapped)
+        if not self._borrows:
+            return False
+        try:
+            memory = _Memory(segments.attach(segment))
+        except (OSError, ValueError) as error:
+            logger.info("frames travel, since memory that was offered cannot be mapped: %s", error)
+            return False
+        memories = self._memories.setdefault(sender, {})
+        memories[segment.nonce] = segment, memory
+        while len(memories) > MOST_PLACES:  # one that was too small is replaced by another
+            del memories[next(iter(memories))]
+        return True
 
-    def fetch(self, peer: bytes, frames: Sequence[memoryview], table: memoryview) -> list[memoryview]:
+    def fetch(self, sender: Hashable, frames: Sequence[memoryview], table: memoryview) -> list[memoryview]:
         """The frames of a message, with those that were lent in their places; they cannot be written.
 
         Raises:
@@ -179,9 +168,10 @@ class Borrower:
         if len(table) < LOAN.size or (len(table) - LOAN.size) % FRAME.size:
             raise ProtocolError(f"a table of lent frames of {len(table)} bytes")
         nonce, loan = LOAN.unpack_from(table)
-        memory = next((a.memory for a in self._accounts.get(peer, ()) if a.offer.nonce == nonce), None)
-        if memory is None:
+        known = self._memories.get(sender, {}).get(nonce)
+        if known is None:
             raise ProtocolError("frames in memory that was not offered")
+        _, memory = known
         lease = memory.room[:]
         weakref.finalize(lease, memory.words.__setitem__, GIVEN_BACK, loan & ((1 << 63) - 1)).atexit = False
         view = lease.data.toreadonly()
@@ -193,14 +183,10 @@ class Borrower:
         return whole
 
     def _forget_the_dead(self) -> None:
-        """Memory of workers that have ended is kept no longer than what refers to it."""
-        for peer, accounts in list(self._accounts.items()):
-            if not _is_there(account.offer.pid for account in accounts):
-                del self._accounts[peer]
-
-
-def _is_there(pids: Iterable[int]) -> bool:
-    return all(Path(f"/proc/{pid}").exists() for pid in pids)
+        """Memory of processes that have ended is kept no longer than what refers to it."""
+        for sender, memories in list(self._memories.items()):
+            if not all(Path(f"/proc/{segment.pid}").exists() for segment, _ in memories.values()):
+                del self._memories[sender]
 
 
 def _in_lines(nbytes: int) -> int:
