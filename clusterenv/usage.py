@@ -33,7 +33,11 @@ class UsageWatch:
         self._next_look = 0.0
 
     def look(self) -> Usage:
-        """The use now."""
+        """The use now.
+
+        Raises:
+            OSError: if it cannot be seen, as where no descriptor is left.
+        """
         began = time.monotonic()
         processes = [self._own]
         if self._descendants:
@@ -44,8 +48,15 @@ class UsageWatch:
         return Usage(sum(usage.cpu_s for usage in seen), sum(usage.memory_bytes for usage in seen))
 
     def look_if_due(self) -> Usage | None:
-        """The use now; None if the last look was a short time ago."""
-        return self.look() if time.monotonic() >= self._next_look else None
+        """The use now; None if the last look was a short time ago, or nothing can be seen."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return None
+        try:
+            return self.look()
+        except OSError:
+            self._next_look = now + LOOK_EVERY_S
+            return None
 
 
 def _usage(process: psutil.Process) -> Usage | None:

@@ -37,3 +37,17 @@ def test_looks_are_seldom() -> None:
 
     assert watch.look_if_due() is not None
     assert watch.look_if_due() is None or time.monotonic() - began > 5
+
+
+def test_looks_without_a_descriptor_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = UsageWatch(descendants=True)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psutil.Process, "children", fail)
+        assert watch.look_if_due() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(psutil.Process, "memory_full_info", fail)
+        assert UsageWatch(descendants=False).look_if_due() is None

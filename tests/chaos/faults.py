@@ -70,7 +70,8 @@ def _without_descriptors(target: Target) -> Inject:
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (target.worker.num_fds(), before[1]))
         time.sleep(0.5)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        with contextlib.suppress(ProcessLookupError):  # if it has ended, which is not the thread's to tell
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
     return inject
 
