@@ -79,7 +79,7 @@ def acting_in(envs: VectorEnv[Any, Any, Any], num_steps: int, seed: int) -> Adva
 
 def act(agent: Agent, obs: Tensor) -> tuple[Tensor, Tensor]:
     """Actions [n, ...] drawn from the policy at `obs`, and their log-probabilities [n]."""
-    outputs = agent.actor(obs.float())
+    outputs = agent.actor(obs)
     if agent.log_std is None:
         log_probs = torch.log_softmax(outputs, -1)
         action = torch.multinomial(log_probs.exp(), 1)
