@@ -31,6 +31,11 @@ class HangsInClose(Count):
         time.sleep(1000)
 
 
+def descendants() -> set[int]:
+    """Those of other tests too, which may have left a forkserver."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
 def again(call: Callable[[], object]) -> None:
     """More often than the environments that do not hang can answer."""
     for _ in range(100):
@@ -40,9 +45,10 @@ def again(call: Callable[[], object]) -> None:
 @pytest.mark.parametrize("call", ["reset", "step", "rollout", "stream"])
 def test_call_over_an_environment_that_hangs_ends_in_time_with_an_error(call: str) -> None:
     hangs = partial(Hangs, "reset" if call == "reset" else "step")
+    before = descendants()
     env = ClusterEnv([Count, hangs], TWO, on_worker_loss="raise", step_timeout_s=STEP_TIMEOUT_S)
     env.launch()
-    started = [child.pid for child in psutil.Process().children(recursive=True)]
+    started = descendants() - before
     calls = {
         "reset": lambda: env.reset(seed=0),
         "step": lambda: env.step(np.zeros(2, np.int64)),
@@ -63,9 +69,10 @@ def test_call_over_an_environment_that_hangs_ends_in_time_with_an_error(call: st
 
 
 def test_close_over_an_environment_that_hangs_in_its_own_ends_in_time() -> None:
+    before = descendants()
     env = ClusterEnv([Count, HangsInClose], TWO, step_timeout_s=STEP_TIMEOUT_S)
     env.reset(seed=0)
-    started = [child.pid for child in psutil.Process().children(recursive=True)]
+    started = descendants() - before
 
     began = time.monotonic()
     env.close()
