@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from clusterenv import native
 from clusterenv.adapters import AgentAdapter, adapt
+from clusterenv.batch_memory import BatchMemories, Loan
 from clusterenv.batches import ActBatch, Fragment, unmoved_step
 from clusterenv.claims import check_policy, own_episodes
 from clusterenv.comparing import References, Sample, evaluated, joined
@@ -47,12 +48,17 @@ class Acting:
         config: EnvConfig,
         spaces: tuple[Any, Any],
         layouts: tuple[SpaceLayout, SpaceLayout],
+        memories: BatchMemories,
     ) -> None:
-        """`spaces` and `layouts` are those of one environment: observation, action."""
+        """`spaces` and `layouts` are those of one environment: observation, action.
+
+        Rollouts of local workers lie in `memories`, if there are such.
+        """
         self._head = head
         self._config = config
         self._spaces = spaces
         self._obs, self._actions = layouts
+        self._memories = memories
         self._publisher = Publisher()
         self._adapter: tuple[object, AgentAdapter] | None = None
         self._agent_sent = 0
@@ -108,22 +114,10 @@ class Acting:
         """[T, N] of transitions, by rank."""
         snapshot = self.publish(agent)
         references = self._references(snapshot.version, self._samples, self._samples)
-
-        def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
-            reference, frames = _attached(references, peer)
-            frames += self._broadcast(peer, snapshot)
-            message = m.RolloutCommand(
-                version=snapshot.version,
-                num_steps=num_steps,
-                reference=reference,
-                has_weights=self._is_broadcast(peer, snapshot),
-            )
-            return message, frames
-
         fragments: list[Fragment | None] = []
+        placed: list[Array] | None = None
         while not any(fragments):  # never an empty batch: all lost at once, so wait for the first to return
-            outcomes = self._head.call(command, m.FragmentReply)
-            fragments = [self._read_fragment(o, num_steps) for o in outcomes]
+            fragments, placed = self._collected(snapshot, references, num_steps)
         return assemble(
             fragments,
             obs_layout=self._obs,
@@ -133,16 +127,36 @@ class Acting:
             kl=[0.0 if peer.policy is None else peer.policy.kl for peer in self._head.peers],
             num_envs=sum(peer.num_envs for peer in self._head.peers),
             nest_state=self.nest_state,
+            placed=placed,
         )
 
-    def _read_fragment(self, outcome: Outcome[m.FragmentReply], num_steps: int) -> Fragment | None:
+    def _collected(
+        self, snapshot: Snapshot, references: References, num_steps: int
+    ) -> tuple[list[Fragment | None], list[Array] | None]:
+        """The fragments of all workers, by rank, and leaves [T + 1, N, ...] if observations lie in these."""
+        loan = self._memories.lend(num_steps)
+        told: list[int] = []
+
+        def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
+            told.append(peer.rank)
+            facts, frames = self._attached(references, peer, snapshot)
+            memory = None if loan is None else loan.message
+            return m.RolloutCommand(num_steps=num_steps, memory=memory, **facts), frames
+
+        outcomes = self._head.call(command, m.FragmentReply)
+        fragments = [self._read_fragment(outcome, num_steps, loan) for outcome in outcomes]
+        return fragments, None if loan is None else self._memories.filled(loan, fragments, told)
+
+    def _read_fragment(
+        self, outcome: Outcome[m.FragmentReply], num_steps: int, loan: Loan | None
+    ) -> Fragment | None:
         """The fragment of a worker, if it is there and is what was asked for."""
         if not isinstance(outcome, Reply):
             return None
         reply = outcome
 
         def read() -> Fragment:
-            fragment = self.fragment(reply.peer, reply.message, reply.frames, num_steps)
+            fragment = self.fragment(reply.peer, reply.message, reply.frames, num_steps, loan)
             self._samples[reply.peer.rank] = self.sample(reply.peer, reply.message, fragment)
             return fragment
 
@@ -150,9 +164,14 @@ class Acting:
         return fragment if isinstance(fragment, Fragment) else None
 
     def fragment(
-        self, peer: Peer, message: m.FragmentReply, frames: Sequence[Any], num_steps: int
+        self,
+        peer: Peer,
+        message: m.FragmentReply,
+        frames: Sequence[Any],
+        num_steps: int,
+        loan: Loan | None = None,
     ) -> Fragment:
-        """What a worker has collected in `num_steps` steps.
+        """What a worker has collected in `num_steps` steps, with observations in memory that it was told of.
 
         Raises:
             ProtocolError: if that cannot be what was asked for.
@@ -160,6 +179,8 @@ class Acting:
         check_policy(peer, message.policy, self._head.published_version)
         if message.num_steps != num_steps:
             raise ProtocolError(f"fragment of {message.num_steps} steps; expected {num_steps}")
+        if message.in_place and loan is None:
+            raise ProtocolError("fragment in memory that the worker was not told of")
         return Fragment.of_frames(
             frames,
             self._obs,
@@ -172,6 +193,7 @@ class Acting:
             state=self._state,
             num_sampled=message.num_sampled,
             has_versions=message.has_versions,
+            placed=[leaf[:, peer.rows] for leaf in loan.obs] if message.in_place and loan else None,
         )
 
     def sample(self, peer: Peer, message: m.FragmentReply, fragment: Fragment) -> Sample:
@@ -183,12 +205,12 @@ class Acting:
         rows = self._rows(peer, fragment.comparable, message.fragment)
         if self._state and message.num_sampled != len(rows):
             raise ProtocolError(f"states of {message.num_sampled} sampled rows; expected {len(rows)}")
-        count = fragment.valid.size  # not -1, which says nothing of observations without elements
+        steps, envs = np.divmod(rows, peer.num_envs)
         return Sample(
             message.fragment,
-            [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.obs],
-            [leaf.reshape(count, *leaf.shape[2:])[rows] for leaf in fragment.actions],
-            peer.first_env + rows % peer.num_envs,
+            [leaf[steps, envs] for leaf in fragment.obs],
+            [leaf[steps, envs] for leaf in fragment.actions],
+            peer.first_env + envs,
             fragment.sampled_states,
         )
 
@@ -217,10 +239,8 @@ class Acting:
         references = self._references(snapshot.version, samples, samples)
 
         def published(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
-            reference, frames = _attached(references, peer)
-            frames += self._broadcast(peer, snapshot)
-            broadcast = self._is_broadcast(peer, snapshot)
-            return m.Published(version=snapshot.version, reference=reference, has_weights=broadcast), frames
+            facts, frames = self._attached(references, peer, snapshot)
+            return m.Published(**facts), frames
 
         return published
 
@@ -234,10 +254,8 @@ class Acting:
         references = self._references(snapshot.version, present, self._samples)
 
         def command(peer: Peer) -> tuple[m.Message, Sequence[Any]]:
-            reference, frames = _attached(references, peer)
-            frames += self._broadcast(peer, snapshot)
-            broadcast = self._is_broadcast(peer, snapshot)
-            return m.ActCommand(version=snapshot.version, reference=reference, has_weights=broadcast), frames
+            facts, frames = self._attached(references, peer, snapshot)
+            return m.ActCommand(**facts), frames
 
         outcomes = [
             self._read_act(outcome, obs, snapshot) if isinstance(outcome, Reply) else outcome
@@ -366,19 +384,17 @@ class Acting:
         """The workers that act, but with another version."""
         return [p for p in self._head.peers if p.policy is not None and p.policy.policy_version != version]
 
-    def _is_broadcast(self, peer: Peer, snapshot: Snapshot) -> bool:
+    def _attached(
+        self, references: References, peer: Peer, snapshot: Snapshot
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """The fields `version`, `reference` and `has_weights`, and the frames that they speak of."""
+        frames: list[Any] = []
+        reference, said = references.get(peer.rank, (None, None))
+        if said is not None:
+            frames.append(said)
         acting = None if peer.policy is None else peer.policy.policy_version
-        return self._config.sync == "broadcast" and acting != snapshot.version
-
-    def _broadcast(self, peer: Peer, snapshot: Snapshot) -> list[Any]:
-        if not self._is_broadcast(peer, snapshot):
-            return []
-        self._head.weight_bytes_sent += snapshot.nbytes
-        return [snapshot.payload]
-
-
-def _attached(references: References, peer: Peer) -> tuple[m.Reference | None, list[Any]]:
-    if peer.rank not in references:
-        return None, []
-    reference, said = references[peer.rank]
-    return reference, [said]
+        has_weights = self._config.sync == "broadcast" and acting != snapshot.version
+        if has_weights:
+            self._head.weight_bytes_sent += snapshot.nbytes
+            frames.append(snapshot.payload)
+        return {"version": snapshot.version, "reference": reference, "has_weights": has_weights}, frames

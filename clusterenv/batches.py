@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from clusterenv import values
 from clusterenv.distributions import Family
 from clusterenv.errors import ProtocolError
+from clusterenv.in_place import lies_in_place
 from clusterenv.layout import SpaceLayout
 
 Array = NDArray[Any]
@@ -180,6 +181,9 @@ class Fragment:
     states: list[Array] = field(default_factory=list)  # leaves [T, n, ...] before each; stays with the worker
     sampled_states: list[Array] = field(default_factory=list)  # leaves [rows, ...] of the sampled rows
     rebuilt: list[Rebuilt] = field(default_factory=list)  # their lost steps are not `valid`
+    in_place: bool = (
+        False  # whether `obs` and `last_obs` lack the leaves that lie in memory of the head's batch
+    )
 
     @property
     def comparable(self) -> NDArray[np.bool_]:
@@ -233,12 +237,16 @@ class Fragment:
         has_versions: bool = False,
         state: Sequence[Array] = (),
         num_sampled: int = 0,
+        placed: Sequence[Array] | None = None,
     ) -> Fragment:
-        """The fragment again, each frame checked against layouts and the agent's `state` leaves [1, ...]."""
+        """The fragment again, each frame checked against layouts and the agent's `state` leaves [1, ...].
+
+        The leaves `placed` [T + 1, n, ...] of observations have not travelled, but lie in the head's memory.
+        """
         reader = FrameReader(frames)
         lead = (num_steps, num_envs)
         fragment = cls(
-            obs=reader.leaves(obs, *lead),
+            obs=reader.leaves(obs, *lead, placed=None if placed is None else [leaf[:-1] for leaf in placed]),
             actions=reader.leaves(actions, *lead),
             rewards=reader.array(np.float32, lead),
             terminations=reader.array(np.bool_, lead),
@@ -246,7 +254,9 @@ class Fragment:
             log_probs=reader.array(np.float32, lead),
             values=reader.array(np.float32, lead),
             valid=reader.array(np.bool_, lead),
-            last_obs=reader.leaves(obs, num_envs),
+            last_obs=reader.leaves(
+                obs, num_envs, placed=None if placed is None else [leaf[-1] for leaf in placed]
+            ),
             last_values=reader.array(np.float32, (num_envs,)),
             final_index=reader.index((num_final, 2), *lead),
             final_obs=reader.leaves(obs, num_final),
@@ -256,6 +266,7 @@ class Fragment:
             episodes=episodes,
             initial_state=reader.state(state, num_envs),
             sampled_states=reader.state(state, num_sampled),
+            in_place=placed is not None,
         )
         return reader.done(fragment)
 
@@ -301,10 +312,15 @@ class FrameReader:
             raise ProtocolError(f"frame {self._next - 1} holds a row outside {ranges}")
         return array
 
-    def leaves(self, layout: SpaceLayout, *lead: int) -> list[Array]:
-        """One array [*lead, *shape] for each leaf of `layout`."""
+    def leaves(self, layout: SpaceLayout, *lead: int, placed: Sequence[Array] | None = None) -> list[Array]:
+        """One array [*lead, *shape] for each leaf of `layout`; those that lie elsewhere are `placed`."""
+        there = None if placed is None else iter(placed)
         return [
-            self._samples(lead) if leaf.dtype.hasobject else self.array(leaf.dtype, (*lead, *leaf.shape))
+            next(there)
+            if there is not None and lies_in_place(leaf)
+            else self._samples(lead)
+            if leaf.dtype.hasobject
+            else self.array(leaf.dtype, (*lead, *leaf.shape))
             for leaf in layout.leaves
         ]
 

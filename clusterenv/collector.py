@@ -11,12 +11,28 @@ from numpy.typing import NDArray
 from clusterenv import native
 from clusterenv.adapters import Drawing
 from clusterenv.env_calls import ENV_ERRORS
+from clusterenv.in_place import has_large_rows
+from clusterenv.layout import SpaceLayout
 from clusterenv.recording import Recording
 from clusterenv.runner_policy import RunnerPolicy
 from clusterenv.shard import Shard
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
+
+
+def needs_rows_apart(policy: RunnerPolicy, layout: SpaceLayout) -> bool:
+    """Whether steps may be made in C++, which writes observations with nobody else's rows in between."""
+    return [leaf.dtype for leaf in layout.leaves] == [np.float32] and policy.drawing() is not None
+
+
+def looks_once(layout: SpaceLayout) -> bool:
+    """Whether values are asked for with each action, and not after the last step, many at once.
+
+    Large observations are in the processor's caches then, and copied for the agent already. But networks over
+    floats may be known, and act by themselves if they need not give values.
+    """
+    return has_large_rows(layout) and [leaf.dtype.kind for leaf in layout.leaves] != ["f"]
 
 
 class Collector:

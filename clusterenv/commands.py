@@ -20,6 +20,7 @@ from clusterenv.errors import (
     SpaceError,
     StateError,
 )
+from clusterenv.in_place import Place
 from clusterenv.layout import SpaceLayout
 from clusterenv.segments import Segment
 
@@ -136,8 +137,17 @@ class Collect:
     """`num_steps` steps with actions of the policy, SAME_STEP."""
 
     num_steps: int
+    in_place: bool = False
+    """Whether observations are written to the Place of the last MapBatch, whose answer was yes."""
     sync_at: SyncAt | None = None
     """Where NewWeights begin to act that come meanwhile; with any, the runner looks for news at each step."""
+
+
+@dataclass(frozen=True)
+class MapBatch:
+    """Be ready to write observations there."""
+
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -190,6 +200,13 @@ class CallBatch:
     """Answer to Call: what each of the k environments gave, as bytes of `values`."""
 
     results: list[bytes]
+
+
+@dataclass(frozen=True)
+class BatchMapped:
+    """Answer to MapBatch: whether the next Collect may be `in_place`."""
+
+    yes: bool
 
 
 @dataclass(frozen=True)
@@ -247,9 +264,20 @@ KINDS: Final[dict[str, type[ClusterEnvError]]] = {
     "state": StateError,
 }
 
-Command = Reset | Step | Call | SetAttr | SetAgent | LoadState | Act | Evaluate | Collect | Observe
+Command = Reset | Step | Call | SetAttr | SetAgent | LoadState | Act | Evaluate | Collect | MapBatch | Observe
 LaneCommand = ShareSteps | FetchStep
 """What a runner's process answers by itself."""
-Reply = ResetBatch | StepBatch | CallBatch | ActBatch | EvaluateBatch | Fragment | Abandoned | Done | Failed
+Reply = (
+    ResetBatch
+    | StepBatch
+    | CallBatch
+    | ActBatch
+    | EvaluateBatch
+    | Fragment
+    | Abandoned
+    | BatchMapped
+    | Done
+    | Failed
+)
 News = NewWeights | GiveUp
 """What a runner takes while a Collect is in work, and at any other time without harm."""

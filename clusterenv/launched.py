@@ -80,7 +80,7 @@ class Launched(Described):
         self._closed = True
         if run is not None:
             run.streaming.is_open = False
-            run.session.close(keep_logs=self._keep_logs)
+            run.close(keep_logs=self._keep_logs)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -130,4 +130,4 @@ class Launched(Described):
 
 def _close_run(run: Run, pid: int) -> None:
     if os.getpid() == pid:  # not in a process forked from ours
-        run.session.close(keep_logs=False)
+        run.close(keep_logs=False)

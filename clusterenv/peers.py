@@ -149,6 +149,11 @@ class Peer:
         return asked and self.lane is not None and not self.lane.any_busy
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether it is a local worker, and the options let it share memory with this process."""
+        return bool(self.welcome.head_host)
+
+    @property
     def env_indices(self) -> range:
         """Global numbers of the worker's environments."""
         return range(self.first_env, self.first_env + self.num_envs)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from clusterenv.batches import Rebuilt
+from clusterenv.batches import ActBatch, Fragment, Rebuilt, ResetBatch, StepBatch
+from clusterenv.commands import Reply
 from clusterenv.env_calls import ENV_ERRORS, build, snapshot
 from clusterenv.errors import EnvError, SpaceError
 from clusterenv.layout import SpaceLayout
@@ -147,6 +148,14 @@ class RebuildingShard(Shard):
                 raise SpaceError(
                     f"{name} space of environment {index}, built anew, is {space}; expected that of before"
                 )
+
+
+def telling_of_rebuilt(shard: object, reply: Reply) -> Reply:
+    """`reply`, with what was built anew since the last one."""
+    batch = reply.step if isinstance(reply, ActBatch) else reply
+    if isinstance(shard, RebuildingShard) and isinstance(batch, ResetBatch | StepBatch | Fragment):
+        batch.rebuilt, shard.rebuilt = shard.rebuilt, []
+    return reply
 
 
 class _Life:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from clusterenv.adapters import Acted, Drawing
 from clusterenv.batches import EpisodeRecord, Fragment
 from clusterenv.distributions import Family
+from clusterenv.in_place import lies_in_place
 from clusterenv.layout import SpaceLayout
 from clusterenv.memory import Memory
 
@@ -40,12 +41,17 @@ class Recording:
         steps: int,
         env_ids: Ints,
         memory: Memory,
+        columns: list[Array] | None = None,
     ) -> None:
-        """Arrays with unset values for `steps` of the environments with these global numbers [n]."""
+        """Arrays with unset values for `steps` of the environments with these global numbers [n].
+
+        Observations go to leaves `columns` [T + 1, n, ...] of the head's batch, if there are such.
+        """
         envs = len(env_ids)
         self._obs_layout = obs_layout
         self._env_ids = env_ids
-        self.obs = obs_layout.empty(steps + 1, envs)
+        self._in_place = columns is not None
+        self.obs = obs_layout.empty(steps + 1, envs) if columns is None else columns
         self.actions = action_layout.empty(steps, envs)
         self.rewards = np.empty((steps, envs), np.float64)
         self.terminations = np.empty((steps, envs), np.bool_)
@@ -56,6 +62,8 @@ class Recording:
         self.params: Array | None = None
         self.versions: Ints | None = None
         """[T, n] of the policy that acted, where that may change on the way."""
+        self.with_values = False
+        """Whether `keep` is to be given values, also where they cost a pass of their own."""
         self.steps_done = 0
         self.final_rows: list[int] = []
         self.final_obs: list[Any] = []
@@ -117,6 +125,7 @@ class Recording:
             not self._states
             and self.versions is None
             and obs.dtype == np.float32
+            and obs.flags.c_contiguous
             and actions.dtype == drawing.action_dtype
             and obs[0].size == envs * drawing.inputs
             and actions[0].size == envs * drawing.action_size
@@ -195,17 +204,24 @@ class Recording:
             policy_version = int(versions.max())
             versions = None if (versions == policy_version).all() else versions
         first = 0 if all_values else len(self.rewards)
-        rows = self.values[first:].size  # not -1, which says nothing of observations without elements
-        flat = [leaf[first:].reshape(rows, *leaf.shape[2:]) for leaf in self.obs]
-        env_ids = np.tile(self._env_ids, len(self.values) - first)
-        states = [leaf[first:].reshape(rows, *leaf.shape[2:]) for leaf in self._states]
-        self.values[first:].reshape(-1)[:] = self._in_batches(values, flat, env_ids, states)
+        obs, states = ([leaf[first:] for leaf in leaves] for leaves in (self.obs, self._states))
+        self._evaluate(values, obs, states, self._env_ids, self.values[first:])
         final_obs = self._obs_layout.empty(len(self.final_rows))
         if self.final_rows:
             self._obs_layout.pack(self.final_obs, final_obs, name="final observation")
+        final_states = [np.array(leaf)[None] for leaf in self._final_states]
+        final_ids, final_values = self._env_ids[self.final_rows], np.empty(len(self.final_rows), np.float32)
+        self._evaluate(
+            values, [leaf[None] for leaf in final_obs], final_states, final_ids, final_values[None]
+        )
         index = np.array([self._final_steps, self.final_rows], np.int64).T
+        travelling = [
+            leaf
+            for leaf, kind in zip(self.obs, self._obs_layout.leaves, strict=True)
+            if not (self._in_place and lies_in_place(kind))
+        ]
         return Fragment(
-            obs=[leaf[:-1] for leaf in self.obs],
+            obs=[leaf[:-1] for leaf in travelling],
             actions=self.actions,
             rewards=self.rewards.astype(np.float32),
             terminations=self.terminations,
@@ -213,13 +229,11 @@ class Recording:
             log_probs=self.log_probs,
             values=self.values[:-1],
             valid=self.valid,
-            last_obs=[leaf[-1] for leaf in self.obs],
+            last_obs=[leaf[-1] for leaf in travelling],
             last_values=self.values[-1],
             final_index=np.ascontiguousarray(index),
             final_obs=final_obs,
-            final_values=self._in_batches(
-                values, final_obs, self._env_ids[self.final_rows], [np.array(s) for s in self._final_states]
-            ),
+            final_values=final_values,
             policy_version=policy_version,
             versions=versions,
             episodes=episodes,
@@ -227,21 +241,44 @@ class Recording:
             family=family,
             initial_state=[leaf[0] for leaf in self._states],
             states=[leaf[:-1] for leaf in self._states],
+            in_place=self._in_place,
         )
 
-    def _in_batches(
-        self, values: Values, obs: Sequence[Array], env_ids: Ints, states: Sequence[Array]
-    ) -> NDArray[np.float32]:
-        """Values [rows] of observation leaves [rows, ...]."""
-        rows = len(env_ids)
-        row_bytes = sum(leaf.nbytes for leaf in obs) // max(1, rows)
-        size = max(1, min(VALUE_BATCH_ROWS, VALUE_BATCH_BYTES // max(1, row_bytes)))
-        parts = [
-            values(
-                self._obs_layout.nest([leaf[start : start + size] for leaf in obs]),
-                env_ids=env_ids[start : start + size],
-                state=[leaf[start : start + size] for leaf in states],
-            )
-            for start in range(0, rows, size)
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+    def _evaluate(
+        self, values: Values, obs: Sequence[Array], states: Sequence[Array], env_ids: Ints, out: Array
+    ) -> None:
+        """Put values into `out` [T, n], of leaves [T, n, ...], a block after the other."""
+        steps, envs = out.shape
+        row_bytes = sum(leaf[:1, :1].nbytes for leaf in obs)
+        rows = max(1, min(VALUE_BATCH_ROWS, VALUE_BATCH_BYTES // max(1, row_bytes)))
+        for block in _blocks(steps, envs, rows):
+            place = out[block]
+
+            def flat(leaves: Sequence[Array], block: Block = block, rows: int = place.size) -> list[Array]:
+                # Not -1, which says nothing of observations without elements.
+                return [leaf[block].reshape(rows, *leaf.shape[2:]) for leaf in leaves]
+
+            place[...] = values(
+                self._obs_layout.nest(flat(obs)),
+                env_ids=np.tile(env_ids[block[1]], len(place)),
+                state=flat(states),
+            ).reshape(place.shape)
+
+
+def copy_leaves(source: Sequence[Array], target: Sequence[Array]) -> None:
+    """Leaves of `target` hold what those of `source` do."""
+    for values, place in zip(source, target, strict=True):
+        place[...] = values
+
+
+Block = tuple[slice, slice]
+
+
+def _blocks(steps: int, envs: int, rows: int) -> Iterator[Block]:
+    """All of [steps, envs] in parts of whole steps, or of one each, that have so many rows at most."""
+    if not envs:
+        return
+    at_once, width = max(1, rows // envs), min(rows, envs)
+    for step in range(0, steps, at_once):
+        for env in range(0, envs, width):
+            yield slice(step, step + at_once), slice(env, env + width)

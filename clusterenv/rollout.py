@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clusterenv.batches import EpisodeRecord, Fragment
+from clusterenv.in_place import lies_in_place
 from clusterenv.layout import SpaceLayout
 from clusterenv.policy import policy_lag
 
@@ -132,10 +133,11 @@ def assemble(
     kl: Sequence[float],
     num_envs: int | None = None,
     nest_state: NestState = no_state,
+    placed: Sequence[Array] | None = None,
 ) -> Rollout:
     """The fragments of all workers side by side, by rank; a lost worker's rows are zeros and not valid.
 
-    The arrays of a lone fragment become the rollout's own, where they can be written.
+    The arrays of a lone fragment become the rollout's own, where they can be written; so do those `placed`.
 
     Args:
         fragments: by rank, all of the same T; None for a lost worker. At least one is there.
@@ -146,6 +148,7 @@ def assemble(
         kl: each worker's divergence, by rank.
         num_envs: environments of all workers; needed if the last worker is lost.
         nest_state: nests leaves as the agent nests its state.
+        placed: leaves [T + 1, N, ...] in which the observations of all fragments lie, but for a lost one's.
     """
     num_steps = next(fragment.num_steps for fragment in fragments if fragment is not None)
     if num_envs is None:
@@ -166,6 +169,10 @@ def assemble(
         )
         for rank, (fragment, count) in enumerate(zip(fragments, counts, strict=True))
     ]
+    for leaf in placed or ():
+        for part in parts:
+            if part.absent:
+                leaf[:, part.first_env : part.first_env + part.fragment.num_envs] = 0
     return side_by_side(
         parts,
         obs_layout=obs_layout,
@@ -173,6 +180,7 @@ def assemble(
         published_version=published_version,
         kl=kl,
         nest_state=nest_state,
+        placed=placed,
     )
 
 
@@ -205,6 +213,7 @@ def side_by_side(
     published_version: int,
     kl: Sequence[float],
     nest_state: NestState = no_state,
+    placed: Sequence[Array] | None = None,
 ) -> Rollout:
     """Fragments of any workers side by side, in their order; all of the same T.
 
@@ -216,8 +225,9 @@ def side_by_side(
     lags = policy_lag(published_version, versions)
     lags[:, np.repeat([part.absent for part in parts], counts)] = 0
     columns: dict[str, Any] = {name: _beside([getattr(f, name) for f in fragments], 1) for name in _COLUMNS}
+    obs, last_obs = _observations(fragments, obs_layout, placed)
     return Rollout(
-        obs=obs_layout.nest(_leaves([f.obs for f in fragments], 1)),
+        obs=obs_layout.nest(obs),
         actions=action_layout.nest(_leaves([f.actions for f in fragments], 1)),
         policy_version=versions,
         policy_lag=lags,
@@ -225,7 +235,7 @@ def side_by_side(
             [np.arange(part.first_env, part.first_env + part.fragment.num_envs) for part in parts]
         ),
         workers=np.repeat(np.array([part.worker for part in parts], dtype=np.int64), counts),
-        last_obs=obs_layout.nest(_leaves([f.last_obs for f in fragments], 0)),
+        last_obs=obs_layout.nest(last_obs),
         last_values=_beside([f.last_values for f in fragments], 0),
         initial_state=nest_state(_leaves([f.initial_state for f in fragments], 0)),
         kl=np.array(kl, dtype=np.float64),
@@ -233,6 +243,23 @@ def side_by_side(
         **columns,
         **_ends(parts, obs_layout),
     )
+
+
+def _observations(
+    fragments: Sequence[Fragment], layout: SpaceLayout, placed: Sequence[Array] | None
+) -> tuple[list[Array], list[Array]]:
+    """Leaves [T, N, ...] and those after the last step [N, ...]."""
+    there = iter(placed or ())
+    obs, last_obs = [], []
+    for number, leaf in enumerate(layout.leaves):
+        if placed is not None and lies_in_place(leaf):
+            whole = next(there)
+            obs.append(whole[:-1])
+            last_obs.append(whole[-1])
+        else:
+            obs.append(_beside([f.obs[number] for f in fragments], 1))
+            last_obs.append(_beside([f.last_obs[number] for f in fragments], 0))
+    return obs, last_obs
 
 
 _COLUMNS = ("rewards", "terminations", "truncations", "log_probs", "values", "valid")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterenv.acting import Acting
+from clusterenv.batch_memory import BatchMemories
 from clusterenv.calling import Calling
 from clusterenv.config import EnvConfig
 from clusterenv.facts import EnvFacts
@@ -21,6 +22,7 @@ class Run:
     """A session and its users; one call at a time."""
 
     session: LocalSession | SerialSession
+    memories: BatchMemories
     acting: Acting
     stepping: Stepping
     calling: Calling
@@ -36,16 +38,24 @@ class Run:
         stepping = Stepping(head, layouts, num_envs, facts.autoreset_mode)
         spaces = (facts.single_observation_space, facts.single_action_space)
         batch_size = config.batch_size or num_envs
-        acting = Acting(head, config, spaces, layouts)
         serial = isinstance(session, SerialSession)
+        shared = not serial and all(peer.shares_memory for peer in head.peers)
+        memories = BatchMemories(layouts[0], num_envs, shared=shared)
+        acting = Acting(head, config, spaces, layouts, memories)
         return cls(
             session=session,
+            memories=memories,
             acting=acting,
             stepping=stepping,
             calling=Calling(head, num_envs),
             send_recv=SendRecv(head, stepping, layouts, num_envs, batch_size),
             streaming=Streaming(head, acting, stepping, config, layouts, on_demand=serial),
         )
+
+    def close(self, *, keep_logs: bool) -> None:
+        """Workers have ended, and nothing that the run made is left; see `LocalSession.close`."""
+        self.session.close(keep_logs=keep_logs)
+        self.memories.close()
 
     def stats(self) -> dict[str, Any]:
         """What each worker does and how many bytes went where."""

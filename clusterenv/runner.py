@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from clusterenv import adapters, shard_calls
 from clusterenv.adapters import Acted
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
-from clusterenv.collector import Collector
+from clusterenv.collector import Collector, looks_once, needs_rows_apart
 from clusterenv.commands import (
     Abandoned,
     Act,
+    BatchMapped,
     Call,
     CallBatch,
     Collect,
@@ -30,6 +31,7 @@ from clusterenv.commands import (
     Failed,
     GiveUp,
     LoadState,
+    MapBatch,
     News,
     Observe,
     Reply,
@@ -41,8 +43,9 @@ from clusterenv.commands import (
     Step,
 )
 from clusterenv.errors import AgentError, EnvError, StateError
-from clusterenv.rebuilding import RebuildingShard
-from clusterenv.recording import Recording
+from clusterenv.in_place import MappedBatches
+from clusterenv.rebuilding import RebuildingShard, telling_of_rebuilt
+from clusterenv.recording import Recording, copy_leaves
 from clusterenv.runner_policy import RunnerPolicy
 from clusterenv.shard import Shard
 from clusterenv.shard_setup import AnyShard, build_shard
@@ -76,6 +79,7 @@ class Runner:
         self._memory = self._policy.memory
         self._returns = np.zeros(setup.num_envs, np.float64)
         self._lengths = np.zeros(setup.num_envs, np.int64)
+        self._batches = MappedBatches()
 
     @property
     def progress(self) -> int:
@@ -116,20 +120,13 @@ class Runner:
         if isinstance(self._shard, RebuildingShard):
             self._shard.take_lost()  # of a command that failed
         try:
-            return self._telling_of_rebuilt(_HANDLERS[type(command)](self, command))
+            return telling_of_rebuilt(self._shard, _HANDLERS[type(command)](self, command))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - travels to the worker
             return Failed.of(error)
         except BaseException as error:  # such as a panic of an extension in Rust
             if not self._own_process:  # a Ctrl-C of the caller, in serial mode
                 raise
             return Failed.of(error)
-
-    def _telling_of_rebuilt(self, reply: Reply) -> Reply:
-        if isinstance(self._shard, RebuildingShard):
-            batch = reply.step if isinstance(reply, ActBatch) else reply
-            if isinstance(batch, ResetBatch | StepBatch | Fragment):
-                batch.rebuilt, self._shard.rebuilt = self._shard.rebuilt, []
-        return reply
 
     def take(self, news: News) -> None:
         """Heed news that have come, between two steps or two commands."""
@@ -232,6 +229,11 @@ class Runner:
         with self._envs() as shard:
             return ResetBatch(obs=[leaf.copy() for leaf in shard.obs])
 
+    def _map_batch(self, command: MapBatch) -> BatchMapped:
+        with self._envs() as shard:
+            apart = needs_rows_apart(self._policy, shard.obs_layout)
+            return BatchMapped(not apart and self._batches.maps(command.place, shard.obs_layout))
+
     def _collect(self, command: Collect) -> Fragment | Abandoned:
         with self._envs() as shard:
             if shard.autoreset_mode is AutoresetMode.DISABLED:
@@ -248,9 +250,11 @@ class Runner:
             self._given_up = False
             self._policy.begin(command.sync_at)
             self._memory.begins &= self._policy.acts_newest
-            record = Recording(*layouts, command.num_steps, self._env_ids, self._memory)
+            columns = self._batches.columns(layouts[0], self._env_ids) if command.in_place else None
+            record = Recording(*layouts, command.num_steps, self._env_ids, self._memory, columns)
             if command.sync_at in ("step", "episode"):
                 record.versions = np.empty((command.num_steps, shard.num_envs), np.int64)
+            record.with_values = record.versions is not None or looks_once(layouts[0])
             try:
                 with shard.counting_steps():
                     self._fill(record, shard, command)
@@ -264,7 +268,7 @@ class Runner:
             self.agent_works = True
             return record.fragment(
                 adapter.values,
-                all_values=adapter.values_apart and record.versions is None,
+                all_values=adapter.values_apart and not record.with_values,
                 policy_version=self._policy.version,
                 episodes=episodes,
                 family=self._policy.family,
@@ -277,7 +281,7 @@ class Runner:
         """
         look_for_news = None if command.sync_at is None else self.look_for_news
         collector = self._collector(shard, record) if type(shard) is Shard else None
-        _copy(shard.obs, record.obs_at(0))
+        copy_leaves(shard.obs, record.obs_at(0))
         while (t := record.steps_done) < command.num_steps:
             obs = record.obs_at(t)
             try:
@@ -293,14 +297,14 @@ class Runner:
                     if self._policy.adopt_news():
                         record.begin_episodes(self._policy.acts_newest)
                     record.versions[t] = self._policy.versions
-                nested, with_values = shard.obs_layout.nest(obs), record.versions is not None
-                acted = self._decide(nested, record.state_at(t), with_values=with_values)
+                nested = shard.obs_layout.nest(obs)
+                acted = self._decide(nested, record.state_at(t), with_values=record.with_values)
             except (AgentError, StateError):
-                _copy(obs, shard.obs)
+                copy_leaves(obs, shard.obs)
                 raise
             record.keep(acted)
             self._step_recorded(record, shard, acted)
-        _copy(record.obs_at(record.steps_done), shard.obs)
+        copy_leaves(record.obs_at(record.steps_done), shard.obs)
 
     def _refuse_if_abandoned(self) -> None:
         if self.abandoned:
@@ -386,11 +390,6 @@ class Runner:
             raise
 
 
-def _copy(source: Sequence[Array], target: Sequence[Array]) -> None:
-    for values, place in zip(source, target, strict=True):
-        place[...] = values
-
-
 _HANDLERS: Final[dict[type, Callable[[Runner, Any], Reply]]] = {
     Reset: Runner._reset,
     Step: Runner._step,
@@ -401,5 +400,6 @@ _HANDLERS: Final[dict[type, Callable[[Runner, Any], Reply]]] = {
     Act: Runner._act,
     Evaluate: Runner._evaluate,
     Collect: Runner._collect,
+    MapBatch: Runner._map_batch,
     Observe: Runner._observe,
 }

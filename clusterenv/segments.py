@@ -39,6 +39,16 @@ def create(nbytes: int) -> tuple[Slab, Segment]:
     return slab, Segment(pid=os.getpid(), descriptor=slab.descriptor, nbytes=nbytes, nonce=nonce)
 
 
+def holds(slab: Slab, nonce: int) -> bool:
+    """Whether the memory is still the one with this nonce."""
+    return int(np.frombuffer(slab.memory, np.int64, 1)[0]) == nonce
+
+
+def retire(slab: Slab) -> None:
+    """Nobody finds this memory any more, and who has mapped it is told by `holds`."""
+    np.frombuffer(slab.memory, np.int64, 1)[0] = 0
+
+
 def attach(segment: Segment) -> Slab:
     """The memory of another process. That it is the one that was meant, its nonce tells, and not a name.
 
@@ -57,6 +67,6 @@ def attach(segment: Segment) -> Slab:
     finally:
         os.close(descriptor)
     slab.close_descriptor()
-    if int(np.frombuffer(slab.memory, np.int64, 1)[0]) != segment.nonce:
+    if not holds(slab, segment.nonce):
         raise OSError(f"{path} is not the memory that was announced")
     return slab

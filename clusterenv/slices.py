@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from clusterenv.batches import ActBatch, Fragment, ResetBatch, StepBatch
 from clusterenv.commands import (
     Abandoned,
+    BatchMapped,
     Call,
     CallBatch,
     Command,
@@ -101,6 +102,8 @@ def merge(replies: Sequence[Reply], slices: Sequence[slice]) -> Reply:
     abandoned = next((reply for reply in replies if isinstance(reply, Abandoned)), None)
     if abandoned is not None:
         return abandoned  # what other runners have finished belongs to a fragment that is not whole
+    if isinstance(first, BatchMapped):
+        return BatchMapped(all(reply.yes for reply in _all(replies, BatchMapped)))
     if isinstance(first, ResetBatch):
         return _merge_resets(_all(replies, ResetBatch))
     if isinstance(first, StepBatch):
@@ -223,6 +226,7 @@ def _merge_fragments(fragments: Sequence[Fragment], starts: Sequence[int]) -> Fr
         family=fragments[0].family,
         initial_state=_leaves([f.initial_state for f in fragments]),
         states=_leaves([f.states for f in fragments], axis=1),
+        in_place=fragments[0].in_place,
         rebuilt=[env for f in fragments for env in f.rebuilt],
     )
 

@@ -22,6 +22,7 @@ from clusterenv.batches import ActBatch, Fragment, FrameReader, ResetBatch, Step
 from clusterenv.behaviour_policy import BehaviourPolicy
 from clusterenv.commands import (
     Act,
+    BatchMapped,
     Call,
     CallBatch,
     Collect,
@@ -29,6 +30,7 @@ from clusterenv.commands import (
     Done,
     Failed,
     FetchStep,
+    MapBatch,
     Reset,
     RunnerSetup,
     SetAgent,
@@ -36,7 +38,9 @@ from clusterenv.commands import (
     Step,
 )
 from clusterenv.errors import ClusterEnvError, DeadlineError, EnvError, RunnerLost
+from clusterenv.in_place import Place
 from clusterenv.layout import SpaceLayout
+from clusterenv.segments import Segment
 from clusterenv.transport import messages as m
 from clusterenv.worker_stream import WorkerStream
 
@@ -227,10 +231,25 @@ class Worker:
         elif isinstance(message, m.ActCommand):
             self._policy.freshen(message, frames, partial(self._run, Act(), self._acted))
         elif isinstance(message, m.RolloutCommand):
-            act = partial(self._run, Collect(num_steps=message.num_steps), self._collected)
-            self._policy.freshen(message, frames, act)
+            self._policy.freshen(message, frames, partial(self._collect, message))
         elif isinstance(message, m.StreamCommand):
             self._begin_stream(message)
+
+    def _collect(self, message: m.RolloutCommand) -> None:
+        """Into the head's memory, if it has given some and all runners can write there."""
+        command, memory = Collect(num_steps=message.num_steps), message.memory
+        if memory is None:
+            self._run(command, self._collected)
+            return
+        segment = Segment(
+            pid=memory.pid, descriptor=memory.descriptor, nbytes=memory.nbytes, nonce=memory.nonce
+        )
+        place = Place(segment=segment, num_steps=message.num_steps, num_envs=memory.num_envs)
+
+        def mapped(answer: BatchMapped) -> None:
+            self._run(dataclasses.replace(command, in_place=answer.yes), self._collected)
+
+        self._run(MapBatch(place), mapped)
 
     def _begin_stream(self, message: m.StreamCommand) -> None:
         assert self.pool is not None
@@ -351,6 +370,7 @@ class Worker:
             family_sizes=[] if family is None else list(family.sizes),
             has_versions=fragment.versions is not None,
             rebuilt=_rebuilt(fragment),
+            in_place=fragment.in_place,
         )
 
     def _end(self, reason: str, exit_code: int = 0) -> None:

@@ -65,7 +65,7 @@ def test_rollouts_that_are_kept_stay_as_they_are(workers: int, runners: int) -> 
     with ClusterEnv([Frames] * 8, launcher, seed=0) as env:
         agent, kept, received = Agent(), [], []
         env.reset(seed=0)
-        for _ in range(10):
+        for _ in range(12):  # more than lie in memory of the head's own
             kept.append(env.rollout(agent, num_steps=16))
             received.append(env.stats()["bytes_received"])
 
@@ -73,8 +73,9 @@ def test_rollouts_that_are_kept_stay_as_they_are(workers: int, runners: int) -> 
         assert batch.valid.all()
         assert_follows(batch.obs, 16 * number)
         assert (batch.last_obs == 16 * (number + 1) % 251).all()
-    assert received[-1] - received[-2] < kept[0].obs.nbytes / 10
-    assert received[0] > kept[0].obs.nbytes  # the first has to travel
+    travelled = np.diff(received, prepend=0)
+    assert (travelled[[0, 1, 2, 3, -1]] < kept[0].obs.nbytes / 10).all()
+    assert travelled[4] > kept[0].obs.nbytes  # memory of workers is not there before it is asked for
 
 
 def test_streams_and_steps_of_the_policy_come_through_memory() -> None:

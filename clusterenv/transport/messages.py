@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Text = Annotated[str, Meta(max_length=1 << 20)]
@@ -44,6 +44,16 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     descriptor: Count
     nbytes: Count
     nonce: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class BatchMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+    """Memory of the head for the observations of a batch with `num_envs` environments, see `in_place`."""
+
+    pid: Count
+    descriptor: Count
+    nbytes: Count
+    nonce: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    num_envs: Count
 
 
 class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -140,6 +150,7 @@ class FragmentReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     family_sizes: Counts
     has_versions: bool = False
     rebuilt: RebuiltEnvs = []
+    in_place: bool = False
 
 
 class PullRequest(Message, frozen=True, kw_only=True):
@@ -299,13 +310,14 @@ class ActCommand(Message, frozen=True, kw_only=True):
     has_weights: bool
 
 
-class RolloutCommand(Message, frozen=True, kw_only=True):
-    """Act `num_steps` times. Frames as for ActCommand."""
+class RolloutCommand(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Act `num_steps` times; observations go to `memory` if it can be reached. Frames as for ActCommand."""
 
     version: Count
     num_steps: Count
     reference: Reference | None
     has_weights: bool
+    memory: BatchMemory | None = None
 
 
 class StreamCommand(Message, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from gymnasium.spaces import GraphInstance
 
 from clusterenv import values
 from clusterenv.batches import ActBatch, Buffer, EpisodeRecord, Fragment, ResetBatch, StepBatch
+from clusterenv.in_place import lies_in_place
 from clusterenv.infos import encode_infos, plain_info
 from clusterenv.transport import messages as m
 from clusterenv.transport.codec import FIRST_HEAD_KIND
@@ -65,8 +67,8 @@ def _fitting() -> list[tuple[m.Message, list[Buffer]]]:
         (m.ActReply(policy=POLICY, sample=1, num_final=1, infos=few, final_infos=[]), act.frames()),
         (m.CallReply(), [values.join([values.encode(1), values.encode([2.0, "three"])])]),
     ]
-    for has_versions in (False, True):
-        fragment = _fragment(has_versions)
+    for has_versions, in_place in ((False, False), (True, False), (False, True)):
+        fragment = _fragment(has_versions, in_place)
         reply = m.FragmentReply(
             policy=POLICY,
             num_sampled=1,
@@ -77,6 +79,7 @@ def _fitting() -> list[tuple[m.Message, list[Buffer]]]:
             family="categorical",
             family_sizes=[2],
             has_versions=has_versions,
+            in_place=in_place,
         )
         made.append((reply, fragment.frames()))
     return made
@@ -93,10 +96,11 @@ def _step() -> StepBatch:
     )
 
 
-def _fragment(has_versions: bool) -> Fragment:
+def _fragment(has_versions: bool, in_place: bool) -> Fragment:
     lead = (STEPS, ENVS)
+    travel = [not (in_place and lies_in_place(leaf)) for leaf in OBS.leaves]
     return Fragment(
-        obs=[*OBS.zeros(*lead)],
+        obs=[*itertools.compress(OBS.zeros(*lead), travel)],
         actions=[*ACTIONS.zeros(*lead)],
         rewards=np.zeros(lead, np.float32),
         terminations=np.zeros(lead, np.bool_),
@@ -104,7 +108,7 @@ def _fragment(has_versions: bool) -> Fragment:
         log_probs=np.zeros(lead, np.float32),
         values=np.zeros(lead, np.float32),
         valid=np.ones(lead, np.bool_),
-        last_obs=[*OBS.zeros(ENVS)],
+        last_obs=[*itertools.compress(OBS.zeros(ENVS), travel)],
         last_values=np.zeros(ENVS, np.float32),
         final_index=np.array([[2, 1]]),
         final_obs=[*OBS.zeros(1)],

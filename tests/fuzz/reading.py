@@ -22,6 +22,7 @@ OBS = SpaceLayout.of(
     spaces.Dict(a=spaces.Box(-1, 1, (2,), np.float32), b=spaces.Text(4), c=spaces.Discrete(3))
 )
 ACTIONS = SpaceLayout.of(spaces.Discrete(2))
+PLACED = [np.zeros((STEPS + 1, ENVS, 2), np.float32), np.zeros((STEPS + 1, ENVS), np.int64)]
 MOST_FRAMES = 32
 
 
@@ -88,6 +89,7 @@ def _read_message(message: m.Message, frames: list[memoryview]) -> None:
             has_versions=message.has_versions,
             state=STATE,
             num_sampled=message.num_sampled,
+            placed=PLACED if message.in_place else None,
         )
     elif isinstance(message, m.CallReply) and frames:
         for result in values.split(frames[0], ENVS):

@@ -15,6 +15,7 @@ from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import ClusterEnvError
 from tests.agents import MLPAgent
 from tests.envs import Busy
+from tests.test_in_place import Looks, Numbered
 with open("/dev/shm/full", "wb") as file:
     try:
         file.write(bytes(1 << 20))
@@ -26,6 +27,8 @@ try:
         env.reset()
         env.step(np.zeros(4, np.int64))
         assert env.rollout(MLPAgent(env), 256).valid.all()
+    with ClusterEnv([Numbered] * 4, LocalConfig(nodes=1, cpus_per_node=2), seed=0) as env:
+        assert env.rollout(Looks(), 64).obs.any(axis=(2, 3, 4))[1:].all()
         print("works")
 except ClusterEnvError as error:
     print("error:", error)

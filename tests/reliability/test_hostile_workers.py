@@ -116,6 +116,7 @@ FRAGMENT = {
         lambda content: np.full(len(content) // 8, 3, np.int64).tobytes(),
     ),
     "a pickle for rewards": frame(2, pickled),
+    "observations in memory that it was not told of": fields(in_place=True),
 }
 
 

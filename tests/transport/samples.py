@@ -24,6 +24,7 @@ POLICY = m.PolicyInfo(
 )
 REFERENCE = m.Reference(sample=3, kept=True, rows=2, family="categorical", family_sizes=[2])
 SHARED = m.SharedMemory(pid=4242, descriptor=19, nbytes=1 << 20, nonce=(1 << 62) + 7)
+MEMORY = m.BatchMemory(pid=4711, descriptor=23, nbytes=1 << 27, nonce=(1 << 62) + 9, num_envs=64)
 THETA = np.array([[0.5, -0.5], [1.0, 2.0]], dtype=np.float32)
 
 SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
@@ -128,7 +129,10 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (m.StepCommand(mask=[True, True, False, True]), [np.array([2, 4, 3], dtype=np.int64)]),
         (m.AgentMessage(agent=1), [b"agent"]),
         (m.ActCommand(version=8, reference=REFERENCE, has_weights=False), [THETA]),
-        (m.RolloutCommand(version=8, num_steps=128, reference=None, has_weights=True), [b"weights"]),
+        (
+            m.RolloutCommand(version=8, num_steps=128, reference=None, has_weights=True, memory=MEMORY),
+            [b"weights"],
+        ),
         (m.WeightsReply(version=8), [b"weights"]),
         (m.CloseCommand(reason="the head closed the run"), []),
         (m.CallCommand(name="render", mask=None), [b"arguments"]),

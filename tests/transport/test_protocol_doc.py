@@ -18,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SECTIONS = {
     title: body for title, body in re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
 }
-RECORDS = (m.PolicyInfo, m.Episode, m.Rebuilt, m.SharedMemory, m.Reference)
+RECORDS = (m.PolicyInfo, m.Episode, m.Rebuilt, m.SharedMemory, m.BatchMemory, m.Reference)
 DEFAULTS = {"None": ", default nil", "''": ', default ""', "False": ", default false", "0": ", default 0"}
 """What the page says of a field's default, by its repr."""
 SEED = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
