@@ -192,6 +192,7 @@ class Streaming:
             room=0 if self._on_demand else options.queue,
             sync_at=options.sync_at,
             max_lag=self._config.stream_max_lag,
+            yields=False,
         )
         self._agent, self._fragments, self._announced = agent, options.fragments, version
         self._num_steps = options.num_steps

@@ -37,6 +37,7 @@ from clusterenv.commands import (
 )
 from clusterenv.errors import ClusterEnvError, DeadlineError, EnvError, RunnerLost
 from clusterenv.layout import SpaceLayout
+from clusterenv.priority import give_way
 from clusterenv.transport import messages as m
 from clusterenv.worker_stream import WorkerStream
 
@@ -234,6 +235,8 @@ class Worker:
 
     def _begin_stream(self, message: m.StreamCommand) -> None:
         assert self.pool is not None
+        if message.yields:
+            give_way()
         in_fragments = message.sync_at != "fragment"
         self._policy.begin_stream(message.max_lag, self.pool.tell if in_fragments else None)
         self._stream = WorkerStream(

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Text = Annotated[str, Meta(max_length=1 << 20)]
@@ -316,6 +316,7 @@ class StreamCommand(Message, frozen=True, kw_only=True):
     room: Count
     sync_at: Word
     max_lag: Count
+    yields: bool
 
 
 class Published(Message, frozen=True, kw_only=True):
