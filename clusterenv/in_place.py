@@ -33,10 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(Segment):
     """Where the memory of a batch is, and of which batch: `num_steps` of all `num_envs` of the run."""
 
-    segment: Segment
     num_steps: int
     num_envs: int
 
@@ -84,11 +83,11 @@ class MappedBatches:
 
     def maps(self, place: Place, layout: SpaceLayout) -> bool:
         """Whether `columns` are those of `place` from now on; what the head has given up is forgotten."""
-        segment, nbytes = place.segment, size_of(layout, place.num_steps, place.num_envs)
+        nbytes = size_of(layout, place.num_steps, place.num_envs)
         self._slabs = {nonce: slab for nonce, slab in self._slabs.items() if segments.holds(slab, nonce)}
-        slab = self._slabs.pop(segment.nonce, None)
+        slab = self._slabs.pop(place.nonce, None)
         try:
-            self._slabs[segment.nonce] = slab or segments.attach(replace(segment, nbytes=nbytes))
+            self._slabs[place.nonce] = slab or segments.attach(replace(place, nbytes=nbytes))
         except (OSError, ValueError) as error:
             logger.info("observations travel, since the memory of their batch cannot be mapped: %s", error)
             return False
@@ -101,7 +100,7 @@ class MappedBatches:
         """Leaves [T + 1, n, ...] for neighbouring environments; those that do not lie there are new."""
         place = self._place
         assert place is not None, "the memory was mapped"
-        memory = self._slabs[place.segment.nonce].memory
+        memory = self._slabs[place.nonce].memory
         there = iter(leaves_in(memory, layout, place.num_steps, place.num_envs))
         return [
             next(there)[:, env_ids[0] : env_ids[-1] + 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ class Intake:
     """
 
     def __init__(self, sequence: int, command: m.StreamCommand, peers: Sequence[Peer], post: Post) -> None:
-        """No worker takes part yet; `command` is what each is sent, but for the version.
+        """No worker takes part yet; `command` is what each is sent, but for `version` and `yields`.
 
         Without room in it, a worker makes a fragment only when `allow` says so.
         """
@@ -54,7 +55,9 @@ class Intake:
         peer.expected, peer.reply, peer.failure = self.sequence, None, None
         peer.sent_at = time.monotonic()
         peer.room = self._command.room
-        self._post(peer, msgspec.structs.replace(self._command, version=version), (), self.sequence)
+        beside_learner = self._command.room > 0 and peer.host == socket.gethostname()
+        command = msgspec.structs.replace(self._command, version=version, yields=beside_learner)
+        self._post(peer, command, (), self.sequence)
 
     def has(self, peer: Peer) -> bool:
         """Whether a worker takes part and has neither ended nor failed."""

@@ -176,10 +176,14 @@ class Stepping:
 
     def stands_at(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         """The environments of a worker stand at these observations, and none of them has ended."""
-        assert self.last_obs is not None
         batch = ResetBatch.of_frames(frames, self._obs, num_envs=peer.num_envs, infos=[])
-        self.last_obs[peer.rank] = batch.obs
+        self.stood_at(peer, batch.obs)
         self._head.unseen.discard(peer.rank)
+
+    def stood_at(self, peer: Peer, obs: list[Array]) -> None:
+        """What a worker observed last: `obs`, leaves [n, ...]; no episode has ended with it."""
+        assert self.last_obs is not None
+        self.last_obs[peer.rank] = obs
         self._ended[peer.rows] = False
 
     def goes_on_from(self, last_obs: Nested, versions: NDArray[np.int64]) -> None:

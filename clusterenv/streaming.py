@@ -192,6 +192,7 @@ class Streaming:
             room=0 if self._on_demand else options.queue,
             sync_at=options.sync_at,
             max_lag=self._config.stream_max_lag,
+            yields=False,
         )
         self._agent, self._fragments, self._announced = agent, options.fragments, version
         self._num_steps = options.num_steps
@@ -315,6 +316,7 @@ class Streaming:
 
     def _close(self) -> None:
         self._acting.remember(self._samples(self._newest()))
+        newest = self._head.newest_fragments()
         ends = self._head.end_stream()
         for arrival, _ in self._parts:
             arrival.peer.late_fragments += 1
@@ -322,9 +324,14 @@ class Streaming:
         self._sampled.clear()
         self._compared.clear()
         for ended in ends:
+            newest.pop(ended.peer.rank, None)
             self._head.read(
                 ended.peer, partial(self._stepping.stands_at, ended.peer, ended.frames), Fresh.SKIP
             )
+        for arrival in newest.values():  # of a worker that cannot say any more where it stands
+            fragment = self._read(arrival)
+            if fragment is not None:
+                self._stepping.stood_at(arrival.peer, [leaf.copy() for leaf in fragment.last_obs])
 
 
 def _comparison(arrival: Arrival, version: int) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +23,6 @@ from clusterenv.batches import ActBatch, Fragment, FrameReader, ResetBatch, Step
 from clusterenv.behaviour_policy import BehaviourPolicy
 from clusterenv.commands import (
     Act,
-    BatchMapped,
     Call,
     CallBatch,
     Collect,
@@ -40,7 +40,7 @@ from clusterenv.commands import (
 from clusterenv.errors import ClusterEnvError, DeadlineError, EnvError, RunnerLost
 from clusterenv.in_place import Place
 from clusterenv.layout import SpaceLayout
-from clusterenv.segments import Segment
+from clusterenv.priority import give_way
 from clusterenv.transport import messages as m
 from clusterenv.worker_stream import WorkerStream
 
@@ -237,22 +237,18 @@ class Worker:
 
     def _collect(self, message: m.RolloutCommand) -> None:
         """Into the head's memory, if it has given some and all runners can write there."""
-        command, memory = Collect(num_steps=message.num_steps), message.memory
-        if memory is None:
-            self._run(command, self._collected)
+        steps = message.num_steps
+        if message.memory is None:
+            self._run(Collect(num_steps=steps), self._collected)
             return
-        segment = Segment(
-            pid=memory.pid, descriptor=memory.descriptor, nbytes=memory.nbytes, nonce=memory.nonce
-        )
-        place = Place(segment=segment, num_steps=message.num_steps, num_envs=memory.num_envs)
-
-        def mapped(answer: BatchMapped) -> None:
-            self._run(dataclasses.replace(command, in_place=answer.yes), self._collected)
-
-        self._run(MapBatch(place), mapped)
+        place = Place(num_steps=steps, **msgspec.structs.asdict(message.memory))
+        collect = partial(Collect, num_steps=steps)
+        self._run(MapBatch(place), lambda mapped: self._run(collect(in_place=mapped.yes), self._collected))
 
     def _begin_stream(self, message: m.StreamCommand) -> None:
         assert self.pool is not None
+        if message.yields:
+            give_way()
         in_fragments = message.sync_at != "fragment"
         self._policy.begin_stream(message.max_lag, self.pool.tell if in_fragments else None)
         self._stream = WorkerStream(

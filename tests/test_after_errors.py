@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from functools import partial
 
@@ -12,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from clusterenv import ClusterEnv, LocalConfig
 from clusterenv.errors import AgentError, EnvError, StateError
 from tests.envs import Count, Fails
+from tests.processes import wait_until
 from tests.test_agent_kinds import ScoringCoin
 from tests.test_stream import take
 
@@ -144,3 +147,18 @@ def test_after_an_environment_raised_those_of_other_runners_stand_where_they_hav
         assert obs[:, 0].tolist() == list(env.get_attr("t"))
         assert obs[1, 0] > 0
         assert env.step(agent)[4]["value"].tolist() == obs[:, 0].tolist()
+
+
+def test_lost_row_after_a_stream_shows_nothing_older_than_the_stream_has_delivered() -> None:
+    with ClusterEnv([partial(Count, 1 << 30)] * 2, LocalConfig(nodes=2, cpus_per_node=1), seed=0) as env:
+        with env.stream(ScoringCoin(), 8) as stream:
+            delivered = np.zeros(2)
+            while not delivered.all():
+                batch = stream.take()
+                delivered[batch.env_ids] = batch.last_obs[:, 0]
+            os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
+            wait_until(lambda: env.stats()["workers"][1]["state"] != "ready")
+        obs, rewards, _, truncations, info = env.step(np.zeros(2, np.int64))
+        assert info["worker_lost"].tolist() == [False, True]
+        assert (rewards[1], truncations[1]) == (0, True)
+        assert obs[1, 0] >= delivered[1]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -18,7 +19,6 @@ from clusterenv import batch_memory, in_place, segments
 from clusterenv.batch_memory import MOST_FREE, MOST_LENT, BatchMemories, Loan
 from clusterenv.in_place import MappedBatches, Place, leaves_in, size_of
 from clusterenv.layout import SpaceLayout
-from clusterenv.segments import Segment
 
 T, N = 4, 6
 IMAGE = spaces.Box(0, 255, (128, 512), np.uint8)
@@ -40,9 +40,7 @@ def lent(memories: BatchMemories, num_steps: int = T) -> Loan:
 
 
 def place_of(loan: Loan, num_steps: int = T) -> Place:
-    memory = loan.message
-    segment = Segment(pid=memory.pid, descriptor=memory.descriptor, nbytes=memory.nbytes, nonce=memory.nonce)
-    return Place(segment=segment, num_steps=num_steps, num_envs=memory.num_envs)
+    return Place(num_steps=num_steps, **msgspec.structs.asdict(loan.message))
 
 
 def write(loan: Loan, value: int, runner: MappedBatches | None = None) -> None:

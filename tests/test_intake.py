@@ -32,7 +32,7 @@ FRAGMENT = m.FragmentReply(
     family=None,
     family_sizes=[],
 )
-COMMAND = m.StreamCommand(version=1, num_steps=4, room=2, sync_at="fragment", max_lag=256)
+COMMAND = m.StreamCommand(version=1, num_steps=4, room=2, sync_at="fragment", max_lag=256, yields=False)
 SEQUENCE = 7
 
 

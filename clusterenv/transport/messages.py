@@ -328,6 +328,7 @@ class StreamCommand(Message, frozen=True, kw_only=True):
     room: Count
     sync_at: Word
     max_lag: Count
+    yields: bool
 
 
 class Published(Message, frozen=True, kw_only=True):

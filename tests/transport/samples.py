@@ -137,7 +137,7 @@ SAMPLES: dict[type[m.Message], tuple[m.Message, list[Buffer]]] = {
         (m.CloseCommand(reason="the head closed the run"), []),
         (m.CallCommand(name="render", mask=None), [b"arguments"]),
         (m.SetAttrCommand(name="gravity", mask=[True, False], num_values=1), [b"values"]),
-        (m.StreamCommand(version=8, num_steps=128, room=2, sync_at="fragment", max_lag=256), []),
+        (m.StreamCommand(version=8, num_steps=128, room=2, sync_at="fragment", max_lag=256, yields=True), []),
         (m.Published(version=9, reference=REFERENCE, has_weights=False), [THETA]),
         (m.Room(fragments=1), []),
         (m.StopStream(), []),

@@ -136,7 +136,7 @@ def test_small_frame_is_aligned_wherever_it_was_received() -> None:
         ([b""], "a header of 0 bytes; expected 28"),
         ([header()[:27]], "a header of 27 bytes; expected 28"),
         ([b"GET / HTTP/1.1\r\nHost: example.org\r\n"], r"begins with b'GET '; expected b'CENV'"),
-        ([header(version=9) + BODY], "protocol version 9; this side speaks version 3: install the same"),
+        ([header(version=9) + BODY], "protocol version 9; this side speaks version 4: install the same"),
         ([header(run=5) + BODY], "a message of run 0000000000000005; this is run 0123456789abcdef"),
         ([header(kind=31) + BODY], "kind 31, which does not exist"),
         ([header(kind=32767) + BODY], "kind 32767, which does not exist"),
