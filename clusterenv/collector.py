@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,23 @@ from clusterenv.shard import Shard
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
+MANY_ENVS: Final = 16
+"""So many observations at once cost a convolution hardly more, each, than hundreds."""
+
 
 def needs_rows_apart(policy: RunnerPolicy, layout: SpaceLayout) -> bool:
     """Whether steps may be made in C++, which writes observations with nobody else's rows in between."""
     return [leaf.dtype for leaf in layout.leaves] == [np.float32] and policy.drawing() is not None
 
 
-def looks_once(layout: SpaceLayout) -> bool:
+def looks_once(layout: SpaceLayout, num_envs: int) -> bool:
     """Whether values are asked for with each action, and not after the last step, many at once.
 
-    Large observations are in the processor's caches then, and copied for the agent already. But networks over
-    floats may be known, and act by themselves if they need not give values.
+    Large observations are in the processor's caches then, and copied for the agent already. But a network is
+    slow on a few of them, and one over floats may be known, and acts by itself if it need not give values.
     """
-    return has_large_rows(layout) and [leaf.dtype.kind for leaf in layout.leaves] != ["f"]
+    kinds = [leaf.dtype.kind for leaf in layout.leaves]
+    return num_envs >= MANY_ENVS and has_large_rows(layout) and kinds != ["f"]
 
 
 class Collector:

@@ -254,7 +254,7 @@ class Runner:
             record = Recording(*layouts, command.num_steps, self._env_ids, self._memory, columns)
             if command.sync_at in ("step", "episode"):
                 record.versions = np.empty((command.num_steps, shard.num_envs), np.int64)
-            record.with_values = record.versions is not None or looks_once(layouts[0])
+            record.with_values = record.versions is not None or looks_once(layouts[0], shard.num_envs)
             try:
                 with shard.counting_steps():
                     self._fill(record, shard, command)
