@@ -116,6 +116,7 @@ def _network(down: list[str], up: list[str], seconds: float) -> Callable[[Target
 LOSSES = (
     "worker_killed",
     "worker_stopped",
+    "worker_terminated",
     "runner_killed",
     "runner_stopped",
     "env_hangs",
