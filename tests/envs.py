@@ -103,6 +103,20 @@ class IndexBox(Index):
     action_space = spaces.Box(0.0, 1.0, (1,), np.float32)
 
 
+class Frames(Count):
+    """Every pixel is the number of the step, modulo 251."""
+
+    def __init__(self, shape: tuple[int, ...], n: int = 1 << 30) -> None:
+        super().__init__(n)
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+
+    def _obs(self) -> np.ndarray:
+        return np.full(self.observation_space.shape, self.t % 251, np.uint8)
+
+    def _info(self, k: str) -> dict[str, Any]:
+        return {}
+
+
 class Busy(Count):
     """Count whose step keeps the interpreter busy for `busy_s`."""
 

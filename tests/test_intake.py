@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from clusterenv.intake import Intake
 from clusterenv.peers import Ended, Peer, State
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
-from tests.test_head import Wire, beating, come_back, start, until, welcome, wired
+from tests.test_head import HELLO, Wire, beating, come_back, start, until, welcome, wired
 
 POLICY = m.PolicyInfo(
     policy_version=1,
@@ -66,6 +67,21 @@ def test_worker_that_joins_is_told_the_newest_version() -> None:
     stream = Stream()
     assert [(rank, message.version) for rank, message in stream.sent] == [(0, 3), (1, 3)]  # type: ignore[attr-defined]
     assert all(stream.intake.has(peer) for peer in stream.peers)
+
+
+def test_workers_on_the_learners_machine_yield_unless_they_are_in_its_own_process() -> None:
+    def told_to_yield(host: str, room: int) -> bool:
+        stream = Stream(room)
+        peer = stream.peers[0]
+        peer.hello = msgspec.structs.replace(HELLO, host=host)
+        stream.intake.join(peer, 3)
+        command = stream.sent[-1][1]
+        assert isinstance(command, m.StreamCommand)
+        return command.yields
+
+    assert told_to_yield(socket.gethostname(), room=2)
+    assert not told_to_yield("elsewhere", room=2)
+    assert not told_to_yield(socket.gethostname(), room=0)
 
 
 def test_fragments_are_taken_in_the_order_of_arrival_and_make_room_again() -> None:

@@ -5,42 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
+from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from torch import nn
 from torch.distributions import Categorical
 
 from clusterenv import ClusterEnv, LocalConfig
+from tests.envs import Frames
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
 
 SHAPE = (64, 64, 3)
-
-
-class Frames(gym.Env[np.ndarray, np.int64]):
-    """Every pixel is the number of the step, modulo 251."""
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Box(0, 255, SHAPE, np.uint8)
-        self.action_space = spaces.Discrete(2)
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._frame(), {}
-
-    def step(self, action: np.int64) -> Any:
-        self.steps += 1
-        return self._frame(), 1.0, False, False, {}
-
-    def _frame(self) -> np.ndarray:
-        return np.full(SHAPE, self.steps % 251, np.uint8)
 
 
 class Agent(nn.Module):
@@ -62,7 +40,7 @@ def assert_follows(obs: np.ndarray, first: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rollouts_that_are_kept_stay_as_they_are(workers: int, runners: int) -> None:
     launcher = LocalConfig(nodes=workers, cpus_per_node=runners)
-    with ClusterEnv([Frames] * 8, launcher, seed=0) as env:
+    with ClusterEnv([partial(Frames, SHAPE)] * 8, launcher, seed=0) as env:
         agent, kept, received = Agent(), [], []
         env.reset(seed=0)
         for _ in range(12):  # more than lie in memory of the head's own
@@ -79,7 +57,7 @@ def test_rollouts_that_are_kept_stay_as_they_are(workers: int, runners: int) -> 
 
 
 def test_streams_and_steps_of_the_policy_come_through_memory() -> None:
-    with ClusterEnv([Frames] * 16, LocalConfig(nodes=2), seed=0) as env:
+    with ClusterEnv([partial(Frames, SHAPE)] * 16, LocalConfig(nodes=2), seed=0) as env:
         agent, at, kept = Agent(), dict.fromkeys(range(16), 0), []
         for number, batch in enumerate(env.stream(agent, 8)):
             for column, env_id in enumerate(batch.env_ids.tolist()):
@@ -98,7 +76,7 @@ def test_streams_and_steps_of_the_policy_come_through_memory() -> None:
 
 
 def test_without_shared_memory_all_of_it_travels() -> None:
-    with ClusterEnv([Frames] * 4, LocalConfig(nodes=1), seed=0, shared_memory=False) as env:
+    with ClusterEnv([partial(Frames, SHAPE)] * 4, LocalConfig(nodes=1), seed=0, shared_memory=False) as env:
         env.reset(seed=0)
         for number in range(4):
             before = env.stats()["bytes_received"]
@@ -108,7 +86,7 @@ def test_without_shared_memory_all_of_it_travels() -> None:
 
 
 def test_killed_worker_leaves_the_others_rows_right_and_comes_back() -> None:
-    with ClusterEnv([Frames] * 8, LocalConfig(nodes=2), seed=0, lease_s=2.0) as env:
+    with ClusterEnv([partial(Frames, SHAPE)] * 8, LocalConfig(nodes=2), seed=0, lease_s=2.0) as env:
         env.reset(seed=0)
         agent, kept = Agent(), []
         for _ in range(3):

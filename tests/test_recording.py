@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -19,32 +16,12 @@ from clusterenv.batches import Fragment
 from clusterenv.collector import MANY_ENVS
 from clusterenv.commands import Collect
 from clusterenv.recording import _blocks
+from tests.envs import Frames
 from tests.pools import carrier, give_agent, reset, runner_of
 
 T = 6
 asked: list[int] = []
 """Rows of each call of a value function."""
-
-
-class Frames(gym.Env[np.ndarray, np.int64]):
-    """Every pixel is the number of the step; the fourth ends an episode."""
-
-    def __init__(self, size: int) -> None:
-        self.observation_space = spaces.Box(0, 255, (size, size), np.uint8)
-        self.action_space = spaces.Discrete(2)
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._frame(), {}
-
-    def step(self, action: np.int64) -> Any:
-        self.steps += 1
-        return self._frame(), 1.0, self.steps == 4, False, {}
-
-    def _frame(self) -> np.ndarray:
-        return np.full(self.observation_space.shape, self.steps, np.uint8)
 
 
 class Critic(nn.Module):
@@ -71,7 +48,7 @@ class Critic(nn.Module):
 def test_values_of_large_observations_are_asked_for_with_the_actions(
     size: int, envs: int, first: int
 ) -> None:
-    make = partial(Frames, size)
+    make = partial(Frames, (size, size), 4)
     runner = runner_of([make] * envs)
     give_agent(carrier(runner), Critic(), make())
     reset(carrier(runner), envs)

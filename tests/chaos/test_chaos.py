@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.chaos import __main__ as long_form
 from tests.chaos.calls import Taken
 from tests.chaos.driver import planned, run_chaos
 from tests.chaos.faults import FAULTS
 from tests.chaos.ledger import Checker, WrongRow, length_of, reward_of
-from tests.chaos.report import Outcome, Part, described
+from tests.chaos.report import Outcome, Part, described, part_path
 
 
 @pytest.mark.process
@@ -130,3 +131,17 @@ def test_fragments_that_come_twice_late_or_with_a_gap_are_refused(next_one: Any)
     with pytest.raises(WrongRow, match="came after"):
         taken.take(next_one)
     assert taken.fragments >= 2
+
+
+def test_part_that_breaks_off_is_a_failure_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "chaos.json"
+    monkeypatch.setattr("sys.argv", ["chaos", "--heads", "1", "--resume", "--report", str(report)])
+    monkeypatch.setattr(long_form, "_all_parts", lambda _: [1])  # as Python ends after an exception
+    part = Part(outcomes=[Outcome("env_raises", "step", "error", 1.0, 1.0)])
+    part.rss_mb, part.descriptors, part.threads = [250.0], [4], [1]
+    part.write(part_path(report, 0))
+
+    assert long_form.main() == 1
+    assert "part 0 ended with exit code 1" in capsys.readouterr().out
