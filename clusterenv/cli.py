@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterenv import __version__
+from clusterenv.standard_output import reader_is_gone
 
 BY_SIGNAL = 128
 INTERRUPTED = BY_SIGNAL + signal.SIGINT
+UNREAD = BY_SIGNAL + signal.SIGPIPE
+"""As of other programs whose reader went, such as `head`, before they had said all."""
 REFUSED = 2
 
 
@@ -33,9 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit status of the command line `argv`: 2 after an expected error, above 128 after a signal."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = _run(words)
+        try:
+            status = _run(words)
+        finally:
+            if sys.stdout is not None:  # as it is where the process was started with it closed
+                sys.stdout.flush()
     except KeyboardInterrupt:
         status = INTERRUPTED
+    except BrokenPipeError:
+        if not reader_is_gone():
+            raise
+        status = UNREAD
     except Exception as error:
         if not _is_expected(error):
             raise
@@ -166,16 +177,11 @@ def _envs(words: list[str]) -> int:
     width = max(len(item.name) for item in found)
     for broken in catalogue.broken:
         sys.stderr.write(f"clusterenv: {broken}\n{broken.traceback}")
-    try:
-        if options.json:
-            json.dump([asdict(item) for item in found], sys.stdout, indent=1)
-        else:
-            for item in found:
-                sys.stdout.write(f"{item.name:{width}}  {item.line()}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has gone, as `| head` does; Python must not find the pipe again when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if options.json:
+        json.dump([asdict(item) for item in found], sys.stdout, indent=1)
+    else:
+        for item in found:
+            sys.stdout.write(f"{item.name:{width}}  {item.line()}\n")
     return 0
 
 

@@ -148,6 +148,53 @@ def test_same_step_rollouts_hold_transitions_only(own: str, masks: bool, policy:
     assert "final_obs" not in info
 
 
+class Looks(nn.Module):
+    """Acts on four pixels of each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = nn.Linear(4, 2), nn.Linear(4, 1)
+
+    def distribution(self, obs: Any) -> Categorical:
+        return Categorical(logits=self.actor(obs.flatten(1)[:, :4].float() / 255))
+
+    def value(self, obs: Any) -> torch.Tensor:
+        return self.critic(obs.flatten(1)[:, :4].float() / 255)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("own", "masks", "mode"),
+    [
+        ("NextStep", False, "NextStep"),
+        ("SameStep", False, "SameStep"),
+        ("NextStep", True, "SameStep"),
+    ],
+)
+def test_images_written_in_place_are_those_that_travel(own: str, masks: bool, mode: str) -> None:
+    torch.manual_seed(0)
+    agent = Looks()
+    kwargs = {"shape": (40, 40, 4), "n": 5, "own": own, "masks": masks}
+    collected = []
+    for shared in (True, False):
+        with vector_of(
+            "Frames", TWO, env_kwargs=kwargs, autoreset_mode=mode, shared_memory=shared, seed=1
+        ) as env:
+            env.reset(seed=1)
+            batches = [env.rollout(agent, 24) for _ in range(3)]
+            received = env.stats()["bytes_received"]
+            obs = env.step(np.zeros(6, np.int64))[0]
+        collected.append((batches, received, obs))
+
+    (ours, in_place, our_next), (theirs, travelled, their_next) = collected
+    assert in_place < 0.75 * travelled  # the observations after an episode travel as before
+    for one, other in zip(ours, theirs, strict=True):
+        for name in ("obs", "actions", "log_probs", "values", "rewards", "terminations", "valid"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+        for name in ("last_obs", "last_values", "final_index", "final_obs", "final_values"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    np.testing.assert_array_equal(our_next, their_next)
+
+
 def test_step_with_an_agent_acts_on_the_workers(policy: Policy) -> None:
     with vector_of("Count", env_kwargs={"n": 3}) as env:
         env.reset(seed=1)

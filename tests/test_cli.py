@@ -205,9 +205,11 @@ def test_worker_passes_its_three_options_on(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.process
-def test_module_form_runs_and_stops_without_complaint_when_its_reader_goes() -> None:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "clusterenv", "envs"]
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["envs"], ["--help"], ["train", "sac", "--help"]])
+def test_module_form_stops_without_complaint_when_its_reader_goes(words: list[str], unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "clusterenv", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as process:
@@ -215,8 +217,17 @@ def test_module_form_runs_and_stops_without_complaint_when_its_reader_goes() -> 
         assert process.stderr is not None
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
     assert errors == b""
+
+
+def test_pipe_other_than_standard_output_that_breaks_is_an_error(command: types.SimpleNamespace) -> None:
+    def broken(words: list[str]) -> int:
+        raise BrokenPipeError(32, "of a child")
+
+    command.run = broken
+    with pytest.raises(BrokenPipeError, match="of a child"):
+        cli.main(["try"])
 
 
 @pytest.mark.process

@@ -48,13 +48,19 @@ class Contender(Protocol):
 class Advancing:
     """A contender that is advanced by a function of this process."""
 
-    def __init__(self, advance: Advance, close: Callable[[], object]) -> None:
-        """`advance` makes some steps, `close` ends what the contender has started."""
+    def __init__(self, advance: Advance, close: Callable[[], object], ahead: int = 0) -> None:
+        """`advance` makes some steps, `close` ends what the contender has started.
+
+        What so many calls of `advance` give may have been made `ahead`, while nobody asked.
+        """
         self._advance = advance
         self._close = close
+        self._ahead = ahead
 
     def measure(self, seconds: float) -> float:
-        """Environment steps per second, as long as it takes to pass `seconds`."""
+        """Environment steps per second, as long as it takes to pass `seconds`; none of them made ahead."""
+        for _ in range(self._ahead):
+            self._advance()
         steps = 0
         start = now = time.monotonic()
         while now < start + seconds:

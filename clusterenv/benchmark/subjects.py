@@ -76,5 +76,6 @@ SUBJECTS: dict[str, Subject] = {
         "its sampler, synchronous",
         "sample_factory",
         "pip install sample-factory",
+        spins=True,
     ),
 }

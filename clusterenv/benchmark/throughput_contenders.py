@@ -14,6 +14,9 @@ from clusterenv.benchmark.processes import Processes
 from clusterenv.benchmark.tasks import Task
 from clusterenv.benchmark.twins import bare_loop, hand_written
 
+QUEUE = 2
+"""Fragments of a worker that wait in a stream."""
+
 
 def bare(task: Task, shape: Shape) -> Contender:
     """One loop for each core that is granted: the ceiling of everything written in Python."""
@@ -63,13 +66,13 @@ def stream(task: Task, shape: Shape) -> Contender:
     """Batches of a stream that nobody waits for."""
 
     def advance_of(env: ClusterEnv) -> Advance:
-        batches = iter(env.stream(_agent(env), num_steps=shape.num_steps))
+        batches = iter(env.stream(_agent(env), num_steps=shape.num_steps, queue=QUEUE))
         return lambda: int(next(batches).valid.sum())
 
-    return _over(task, shape, advance_of)
+    return _over(task, shape, advance_of, ahead=QUEUE * shape.workers)
 
 
-def _over(task: Task, shape: Shape, advance_of: Callable[[ClusterEnv], Advance]) -> Contender:
+def _over(task: Task, shape: Shape, advance_of: Callable[[ClusterEnv], Advance], ahead: int = 0) -> Contender:
     """A contender over ClusterEnv; the weights stay as they are: no learner trains in any contender."""
     env = ClusterEnv(
         {"env_name": task.env_id, "envs_per_node": shape.envs_per_worker, "kl_threshold": 0.05},
@@ -77,7 +80,7 @@ def _over(task: Task, shape: Shape, advance_of: Callable[[ClusterEnv], Advance])
     )
     try:
         env.reset(seed=SEED)
-        return Advancing(advance_of(env), env.close)
+        return Advancing(advance_of(env), env.close, ahead)
     except BaseException:
         env.close()
         raise

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from clusterenv.standard_output import to_nobody_if_gone
 
 PLAIN_INTERVAL_S = 5.0
 
@@ -27,7 +26,7 @@ class ProgressLine:
     def show(self, line: str) -> None:
         """Put `line` in place of the one before; where that cannot be, write it if the last is old enough."""
         if self._live is not None:
-            with _to_nobody_if_gone():
+            with to_nobody_if_gone():
                 if not self._live.is_started:
                     self._live.start()
                 self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -40,27 +39,16 @@ class ProgressLine:
     def close(self) -> None:
         """Take the line away and leave the terminal as it was."""
         if self._live is not None and self._live.is_started:
-            with _to_nobody_if_gone():
+            with to_nobody_if_gone():
                 self._live.stop()
 
     def say(self, text: str) -> None:
         """Write lines that stay; not while a line is live."""
         if sys.stdout is None:  # the process was started with standard output closed
             return
-        with _to_nobody_if_gone():
+        with to_nobody_if_gone():
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
-
-
-@contextmanager
-def _to_nobody_if_gone() -> Iterator[None]:
-    """If standard output cannot be written, as after `| head` or a hangup, what is written goes nowhere."""
-    try:
-        yield
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # also what Python still holds back and writes when it exits
-        os.close(nowhere)
 
 
 def short_number(number: int) -> str:

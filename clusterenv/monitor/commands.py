@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from clusterenv.monitor.finding import FoundRun, RunState, again, find_runs, sel
 from clusterenv.monitor.logs import follow, logs_of, show
 from clusterenv.monitor.stopping import Stopping
 from clusterenv.monitor.tables import run_table, worker_table
+from clusterenv.standard_output import to_nobody_if_gone
 
 RUN_HELP = "the beginning of its id, as `clusterenv status` shows it, or its folder"
 
@@ -92,8 +92,6 @@ def _goes_on(run: FoundRun) -> bool:
 
 
 def _say(text: str) -> None:
-    try:
+    with to_nobody_if_gone():  # what was begun goes on
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone, as `| head` does, but what was begun goes on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

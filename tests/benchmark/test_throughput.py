@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from clusterenv.benchmark import main, subject_process
-from clusterenv.benchmark.contenders import Shape
+from clusterenv.benchmark.contenders import Advancing, Shape
 from clusterenv.benchmark.paired import median_interval
 from clusterenv.benchmark.subject_process import TOKEN_VARIABLE, SubjectFailed, SubjectProcess
 from clusterenv.benchmark.subjects import SUBJECTS
@@ -29,6 +30,16 @@ def _environ(process: psutil.Process) -> dict[str, str]:
         return process.environ()
     except psutil.Error:
         return {}
+
+
+def test_what_was_made_ahead_is_not_counted() -> None:
+    made_ahead = iter([1000, 1000])
+
+    def advance() -> int:
+        time.sleep(0.01)
+        return next(made_ahead, 1)
+
+    assert Advancing(advance, lambda: None, ahead=2).measure(0.1) <= 100
 
 
 @pytest.mark.process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from tests.plugins.installed import PLUGINS, install_plugin, run
 
 PLUGIN = PLUGINS / "clusterenv-procgen"
+ALGORITHMS = ("ppo", "a2c", "a3c", "impala")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", (PLUGIN / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -100,11 +102,27 @@ def test_backend_steps_as_single_games_and_rolls_out_over_two_workers(python: Pa
     assert run(python, str(script), cwd=tmp_path, timeout_s=500).endswith("done\n")
 
 
-def test_ppo_trains_on_it_over_two_workers(python: Path, tmp_path: Path) -> None:
-    words = ["--env-id", "procgen:chaser", "--workers", "2", "--envs-per-worker", "4", "--num-steps", "32"]
-    words += ["--total-steps", "768", "--run-dir", "run"]
-    run(python, "-m", "clusterenv", "train", "ppo", *words, cwd=tmp_path)
-    assert (tmp_path / "run" / "summary.json").exists()
+@pytest.mark.parametrize("layout", [["--workers", "1", "--serial"], ["--workers", "2"]], ids=" ".join)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_from_the_file_that_is_shipped(
+    python: Path, tmp_path: Path, algorithm: str, layout: list[str]
+) -> None:
+    words = ["--config", "procgen-laptop", "--num-envs", "4", "--total-steps", "768", "--run-dir", "run"]
+    run(python, "-m", "clusterenv", "train", algorithm, *words, *layout, cwd=tmp_path)
+    results = json.loads((tmp_path / "run" / "benchmark_metrics.json").read_text())
+    assert results["steps"] >= 768
+    assert results["config"]["env_id"] == "procgen:coinrun"
+
+
+def test_comparison_of_two_minutes_draws_its_picture(python: Path, tmp_path: Path) -> None:
+    words = ["--results", "cluster", "--tasks", "procgen:coinrun=25s", "--layouts", "sequential", "parallel"]
+    said = run(python, "-m", "clusterenv", "bench", "cluster", *words, cwd=tmp_path, timeout_s=500)
+    assert re.findall(r"^\[\d/4\] .*: (.*)$", said, re.MULTILINE) == ["done"] * 4
+    assert (tmp_path / "cluster" / "comparison.png").stat().st_size > 10_000
+    page = (tmp_path / "cluster" / "comparison.md").read_text()
+    for algorithm in ("ppo", "impala"):
+        speeds = rf"^\| procgen:coinrun +\| {algorithm} +\| +[\d,]+ \| +[\d,]+ \| +\d\.\d\d"
+        assert re.search(speeds, page, re.MULTILINE), page
 
 
 def test_unknown_game_is_answered_with_the_nearest_and_the_list(python: Path) -> None:

@@ -32,7 +32,7 @@ def sampler(task: Task, shape: Shape) -> Contender:
     config = parse_full_cfg(parse_sf_args(argv)[0], [*argv, "--encoder_mlp_layers", "64", "64"])
     sampling = SyncSamplingAPI(config, obtain_env_info_in_a_separate_process(config))
     sampling.start()
-    return Advancing(lambda: int(sampling.get_trajectories_sync()["rewards"].numel()), sampling.stop)
+    return Advancing(lambda: int(sampling.get_trajectories_sync()["rewards"].numel()), sampling.stop, ahead=2)
 
 
 def _make(env_id: str, *_: object, **__: object) -> object:

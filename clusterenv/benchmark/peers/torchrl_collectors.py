@@ -23,7 +23,7 @@ def multi_sync(task: Task, shape: Shape) -> Contender:
     frames = shape.num_envs * shape.num_steps
     collector = MultiSyncCollector([make] * shape.workers, _policy(task), frames_per_batch=frames)
     batches = iter(collector)
-    return Advancing(lambda: next(batches).numel(), collector.shutdown)
+    return Advancing(lambda: next(batches).numel(), collector.shutdown, ahead=1)
 
 
 def _vector(env_id: str, num_envs: int) -> GymWrapper:
