@@ -70,9 +70,10 @@ class CapturedAdapter(TorchAdapter):
         def keyed(family: Family, params: Floats) -> tuple[Array, Floats]:
             return draw(family, params, seed=seed, env_ids=env_ids, steps=steps)
 
-        if not with_values and (known := self._fused.params(obs)) is not None:
-            actions, log_probs = draw(*known, seed=seed, env_ids=env_ids, steps=steps)
-            return Acted(self._terms.to_env(actions, rows), log_probs, nothing(rows), known[1])
+        if (known := self._fused.act(obs, with_values=with_values)) is not None:
+            actions, log_probs = draw(*known[:2], seed=seed, env_ids=env_ids, steps=steps)
+            known_values = nothing(rows) if known[2] is None else known[2]
+            return Acted(self._terms.to_env(actions, rows), log_probs, known_values, known[1])
         with self._session():
             inputs = self._inputs(obs)
             acted = self._captured(inputs, rows, keyed, env_ids, state, watched=obs)

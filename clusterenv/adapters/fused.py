@@ -60,18 +60,21 @@ class Fused:
         self._acts = 0
         self.used = False
 
-    def params(self, obs: Nested) -> tuple[Family, Floats] | None:
-        """Family and parameters [n, P] at observations [n, ...]; None: the agent must compute."""
+    def act(self, obs: Nested, *, with_values: bool) -> tuple[Family, Floats, Floats | None] | None:
+        """Family, parameters [n, P] and values [n] at observations [n, ...]; None: the agent must compute.
+
+        Without `with_values` there are no values.
+        """
         self._acts += 1
-        if self._family is None or self._acts > self._watch_at:
+        if self._family is None or self._acts > self._watch_at or (with_values and self._value is None):
             return None
         self.used = True
-        return self._family, self._policy_params(obs)
+        return self._family, self._policy_params(obs), self.values(obs) if with_values else None
 
     def drawing(self, terms: ActionTerms) -> tuple[Drawing, int] | None:
         """What draws actions in the terms of the environments, and how many acts it may stand in for."""
         left = self._watch_at - self._acts
-        if self._family is None or self._policy is None or left <= 0:
+        if self._family is None or self._policy is None or left <= 0 or self._policy.places is not None:
             return None
         if self._drawing is None and terms.dtype == self._family.action_dtype:
             kind, start = self._family.kind.value, terms.start
@@ -103,7 +106,7 @@ class Fused:
             self._find_value(watch, value, obs)
 
     def watching(self, inputs: Nested) -> AbstractContextManager[object]:
-        """Around a call of the agent that `params` has left to it."""
+        """Around a call of the agent that `act` has left to it."""
         due = self._may_watch and self._acts > self._watch_at
         self._watch = Watch(inputs) if due and isinstance(inputs, Tensor) and len(inputs) else None
         return self._watch or nullcontext()

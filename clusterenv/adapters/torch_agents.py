@@ -223,9 +223,10 @@ class DistributionAdapter(TorchAdapter):
     ) -> Acted:
         """Draw from the parameters where the family is known; else the agent's distribution draws."""
         rows = len(env_ids)
-        if not with_values and (known := self._fused.params(obs)) is not None:
-            actions, log_probs = draw(*known, seed=seed, env_ids=env_ids, steps=steps)
-            return Acted(self._terms.to_env(actions, rows), log_probs, nothing(rows), known[1])
+        if (known := self._fused.act(obs, with_values=with_values)) is not None:
+            actions, log_probs = draw(*known[:2], seed=seed, env_ids=env_ids, steps=steps)
+            known_values = nothing(rows) if known[2] is None else known[2]
+            return Acted(self._terms.to_env(actions, rows), log_probs, known_values, known[1])
         with self._session():
             inputs = self._inputs(obs)
             with self._fused.watching(inputs):
@@ -238,7 +239,7 @@ class DistributionAdapter(TorchAdapter):
                 with keyed_noise(self._place[0], seed, env_ids, steps):
                     drawn = sampled(distribution)
                 actions, log_probs = to_array(drawn), joint_log_prob(distribution, drawn, rows)
-            values = self._values(inputs, rows, env_ids, state) if with_values else nothing(rows)
+            values = self._values(inputs, rows, env_ids, state, watched=obs) if with_values else nothing(rows)
         taken = self._terms.to_env(actions, rows)
         if params is None:
             taken = self._terms.checked(taken)

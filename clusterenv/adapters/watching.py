@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clusterenv import native
-from clusterenv.adapters.base import Array, Floats
+from clusterenv.adapters.base import Array, Floats, Ints
 
 Op = Any
 """An overload of one of torch's operations."""
@@ -58,7 +58,15 @@ class Pointwise:
     constant: Floats | None = None
 
 
-Layer = Linear | Pointwise
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Some of an observation's numbers, in some order; nothing but another choice is before it."""
+
+    places: Ints
+    """[k] among the numbers of one observation."""
+
+
+Layer = Linear | Pointwise | Choice
 
 
 class Program:
@@ -68,19 +76,24 @@ class Program:
         """The layers in their order, of observations that have `inputs` numbers."""
         self.cost = sum(layer.weight.size for layer in layers if isinstance(layer, Linear))
         """Multiplications for one row."""
-        self.network = native.Network(inputs)
+        self.places = next((layer.places for layer in layers if isinstance(layer, Choice)), None)
+        """[k]: what `network` is given of an observation; None: all of it."""
+        self.network = native.Network(inputs if self.places is None else len(self.places))
         for layer in layers:
             if isinstance(layer, Linear):
                 self.network.add_linear(layer.weight, layer.bias)
-            else:
+            elif isinstance(layer, Pointwise):
                 self.network.add_pointwise(layer.function, layer.constant)
         self.width = self.network.outputs
 
     def __call__(self, obs: Array) -> Floats:
         """The numbers at `obs`, in memory of their own."""
         rows = len(obs)
+        seen = obs.reshape(rows, -1)
+        if self.places is not None:
+            seen = seen.take(self.places, axis=1)
         out = np.empty((rows, self.width), np.float32)
-        self.network.run(np.ascontiguousarray(obs.reshape(rows, -1), np.float32), out)
+        self.network.run(np.ascontiguousarray(seen, np.float32), out)
         return out
 
 
@@ -199,6 +212,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if func in _SAME_NUMBERS and source is not None:
             self._keep_as(source.tensor, result)
+        elif func is aten.select.int and source is not None and result.numel() == source.tensor.numel():
+            self._keep_as(source.tensor, result)  # the only column
+        elif func in _CHOOSING and source is not None:
+            self._keep(result, self._chosen(func, args, kwargs, result))
         elif func is aten.logsumexp.default and source is not None:
             whole = args[1] in ([-1], [1]) and source.tensor.ndim == 2 and args[2:] == (True,)
             self._keep(result, None, sums=source.tensor if whole else None)
@@ -214,6 +231,24 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             same = after.numel() == before.numel() and after.shape[:1] == (self._rows,)
             fits = same and after.dtype in (before.dtype, torch.float32)
             self._keep(after, source.layers if fits else None, shifted=source.shifted)
+
+    def _chosen(
+        self, func: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Tensor
+    ) -> tuple[Layer, ...] | None:
+        """What is left of each observation, if of all the same: found by choosing among places."""
+        source = self._seen[id(args[0])]
+        if source.layers is None or not all(isinstance(layer, Choice) for layer in source.layers):
+            return None
+        if result.shape[:1] != (self._rows,) or not result.numel():
+            return None
+        width = self.shape[1:].numel()
+        before = [torch.from_numpy(layer.places) for layer in source.layers if isinstance(layer, Choice)]
+        places = before[0] if before else torch.arange(width)
+        firsts = width * torch.arange(self._rows)[:, None]
+        numbers = (firsts + places).reshape(source.tensor.shape)
+        chosen = func(numbers, *args[1:], **kwargs).reshape(self._rows, -1) - firsts
+        same = bool((chosen == chosen[:1]).all() and chosen.min() >= 0 and chosen.max() < width)
+        return (Choice(chosen[0].numpy().copy()),) if same else None
 
     def _is_normalised(self, source: _Seen, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the logsumexp of each row is subtracted from it."""
@@ -288,6 +323,14 @@ _SAME_NUMBERS = {
     aten.view.default,
 }
 
+
+_CHOOSING = {
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.transpose.int,
+}
+"""What gives some of a tensor's numbers, in another order perhaps."""
 
 _SHAPE_ONLY = {aten.expand_as.default, aten.view_as.default, aten.to.other}
 """What takes nothing but a shape or a dtype from its second argument."""

@@ -103,7 +103,7 @@ class SubjectProcess:
         """What a window of about so many seconds shows.
 
         Raises:
-            SubjectFailed: if it raises, dies, or takes `patience_s` longer.
+            SubjectFailed: if it raises, dies, makes no step, or takes `patience_s` longer.
         """
         self._go_on()
         before_s = self._cpu_s()
@@ -113,7 +113,9 @@ class SubjectProcess:
         took_s = time.monotonic() - began
         cpu_s = self._cpu_s() - before_s
         self._rest()
-        return Sample(rate, 1e6 * cpu_s / (rate * took_s) if rate else 0.0)
+        if not rate:
+            raise SubjectFailed(f"not a step in {seconds:g} s{self._last_words()}")
+        return Sample(rate, 1e6 * cpu_s / (rate * took_s))
 
     def close(self) -> None:
         """End it, in good order if it does so within LEAVE_S; none of its processes is left."""

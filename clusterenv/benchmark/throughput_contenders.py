@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 import torch
@@ -13,9 +14,6 @@ from clusterenv.benchmark.contenders import SEED, Advance, Advancing, Contender,
 from clusterenv.benchmark.processes import Processes
 from clusterenv.benchmark.tasks import Task
 from clusterenv.benchmark.twins import bare_loop, hand_written
-
-QUEUE = 2
-"""Fragments of a worker that wait in a stream."""
 
 
 def bare(task: Task, shape: Shape) -> Contender:
@@ -63,27 +61,53 @@ def rollout(task: Task, shape: Shape) -> Contender:
 
 
 def stream(task: Task, shape: Shape) -> Contender:
-    """Batches of a stream that nobody waits for."""
-
-    def advance_of(env: ClusterEnv) -> Advance:
-        batches = iter(env.stream(_agent(env), num_steps=shape.num_steps, queue=QUEUE))
-        return lambda: int(next(batches).valid.sum())
-
-    return _over(task, shape, advance_of, ahead=QUEUE * shape.workers)
+    """Batches of a stream, each of as many fragments as workers make in the same time."""
+    env = _env(task, shape)
+    return Streaming(env, _agent(env), shape)
 
 
-def _over(task: Task, shape: Shape, advance_of: Callable[[ClusterEnv], Advance], ahead: int = 0) -> Contender:
+class Streaming:
+    """A stream that is open while it is measured: its workers would use the cores in the turns of others."""
+
+    def __init__(self, env: ClusterEnv, agent: Agent, shape: Shape) -> None:
+        """`env` is closed with this."""
+        self._env = env
+        self._agent = agent
+        self._shape = shape
+
+    def measure(self, seconds: float) -> float:
+        """Environment steps per second from the first batch on."""
+        shape, steps = self._shape, 0
+        with self._env.stream(self._agent, shape.num_steps, fragments=shape.workers) as batches:
+            batches.take()
+            start = now = time.monotonic()
+            while now < start + seconds:
+                steps += int(batches.take().valid.sum())
+                now = time.monotonic()
+        return steps / (now - start)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._env.close()
+
+
+def _over(task: Task, shape: Shape, advance_of: Callable[[ClusterEnv], Advance]) -> Contender:
     """A contender over ClusterEnv; the weights stay as they are: no learner trains in any contender."""
+    env = _env(task, shape)
+    return Advancing(advance_of(env), env.close)
+
+
+def _env(task: Task, shape: Shape) -> ClusterEnv:
     env = ClusterEnv(
         {"env_name": task.env_id, "envs_per_node": shape.envs_per_worker, "kl_threshold": 0.05},
         LocalConfig(nodes=shape.workers),
     )
     try:
         env.reset(seed=SEED)
-        return Advancing(advance_of(env), env.close, ahead)
     except BaseException:
         env.close()
         raise
+    return env
 
 
 def _agent(env: ClusterEnv) -> Agent:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from clusterenv.adapters import adapt, loads
+from clusterenv.adapters.actions import draw
 from clusterenv.adapters.fused import CHECK_EVERY, TOLERANCE, WATCH_FROM
 from tests.agents import CleanRLAgent, ForwardAgent, MLPAgent, Spaces, mlp
 
@@ -62,9 +63,9 @@ def some_obs(seed: int, space: spaces.Space = BOX) -> Any:
 def assert_same_policy(worker: Any, obs: Any) -> None:
     """What acts is what the agent says, action for action and within the tolerance."""
     seen, own = act(worker, obs), worker.parameters(obs)
-    agent = worker.act(obs, seed=7, env_ids=IDS, steps=STEPS, with_values=True)
-    assert np.allclose(seen.actions, agent.actions, rtol=TOLERANCE, atol=TOLERANCE)
-    assert np.allclose(seen.log_probs, agent.log_probs, atol=TOLERANCE)
+    actions, log_probs = draw(worker.family, own, seed=7, env_ids=IDS, steps=STEPS)
+    assert np.allclose(seen.actions, worker._terms.to_env(actions, ROWS), rtol=TOLERANCE, atol=TOLERANCE)
+    assert np.allclose(seen.log_probs, log_probs, atol=TOLERANCE)
     if own.shape[1] == 3 and worker.family.kind.value == "categorical":
         seen.params[:] = torch.log_softmax(torch.from_numpy(seen.params), 1)
     assert np.allclose(seen.params, own, rtol=TOLERANCE, atol=TOLERANCE)
@@ -189,6 +190,77 @@ def test_pixels_are_followed_from_their_bytes() -> None:
     act(worker, some_obs(0, pixels))
     assert_same_policy(worker, some_obs(1, pixels))
     assert worker._fused.used
+
+
+PIXELS = spaces.Box(0, 255, (ROWS, 5, 2), np.uint8)
+
+
+class Looks(nn.Module):
+    """A network over some pixels, with a value."""
+
+    def __init__(self, chosen: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.chosen = chosen
+        inputs = chosen(torch.zeros(ROWS, *PIXELS.shape, dtype=torch.uint8)).flatten(1).shape[1]
+        self.net, self.critic = mlp(inputs, 3), mlp(inputs, 1)
+
+    def _seen(self, obs: Tensor) -> Tensor:
+        return self.chosen(obs).flatten(1).float() / 255
+
+    def distribution(self, obs: Tensor) -> Distribution:
+        return Categorical(logits=self.net(self._seen(obs)))
+
+    def value(self, obs: Tensor) -> Tensor:
+        return self.critic(self._seen(obs))[:, 0]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        lambda x: x[:, ::2, 1:4],
+        lambda x: x[..., 1],
+        lambda x: x.permute(0, 3, 1, 2),
+        lambda x: x.permute(0, 3, 1, 2).flatten(2)[:, :, ::7],
+        lambda x: x.flatten(1)[:, 3:40].reshape(len(x), 1, -1).transpose(1, 2)[:, 5:],
+        lambda x: x[:, -1].float()[:, 1:],
+    ],
+)
+def test_some_of_the_pixels_are_followed(chosen: Callable[[Tensor], Tensor]) -> None:
+    worker = worker_of(Looks(chosen), PIXELS)
+    act(worker, some_obs(0, PIXELS))
+    assert_same_policy(worker, some_obs(1, PIXELS))
+    assert worker._fused.used
+    assert worker._fused.drawing(worker._terms) is None  # it would be given whole rows
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [lambda x: x.transpose(0, 1), lambda x: x[:, [0, 2]], lambda x: x.flip(0), lambda x: x[:, :, ::2] + 1],
+)
+def test_rows_that_mix_and_other_choices_leave_the_agent_to_compute(
+    chosen: Callable[[Tensor], Tensor],
+) -> None:
+    worker = worker_of(Looks(chosen), PIXELS)
+    for seed in range(3):
+        act(worker, some_obs(seed, PIXELS))
+    assert not worker._fused.used
+
+
+@pytest.mark.parametrize(
+    "agent", [Looks(lambda x: x[:, ::2]), CleanRLAgent(Spaces(BOX, ACTIONS["discrete"]))]
+)
+def test_values_that_are_asked_for_with_actions_are_the_agents(agent: Any) -> None:
+    space = PIXELS if isinstance(agent, Looks) else BOX
+    worker = worker_of(agent, space)
+    for seed in range(3):
+        obs = some_obs(seed, space)
+        acted = worker.act(obs, seed=7, env_ids=IDS, steps=STEPS, with_values=True)
+        value = agent.value if isinstance(agent, Looks) else agent.get_value
+        expected = value(torch.from_numpy(obs)).detach().numpy().reshape(-1)
+        assert np.allclose(acted.values, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        assert np.allclose(acted.log_probs, act(worker, obs).log_probs, rtol=TOLERANCE, atol=TOLERANCE)
+    worker._agent = None  # nobody asks it any more
+    worker.act(some_obs(3, space), seed=7, env_ids=IDS, steps=STEPS, with_values=True)
 
 
 def test_large_network_is_left_to_torch() -> None:

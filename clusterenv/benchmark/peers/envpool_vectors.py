@@ -33,5 +33,7 @@ def asynchronous(task: Task, shape: Shape) -> Contender:
 
 
 def _make(task: Task, shape: Shape, batch_size: int) -> envpool.python.protocol.EnvPool:
+    if not task.envpool_id:
+        raise LookupError(f"EnvPool has nothing like {task.env_id}")
     sizes = {"num_envs": shape.num_envs, "batch_size": batch_size, "num_threads": shape.workers}
     return envpool.make(task.envpool_id, env_type="gymnasium", seed=SEED, **sizes)
