@@ -237,7 +237,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> tuple[Layer, ...] | None:
         """What is left of each observation, if of all the same: found by choosing among places."""
         source = self._seen[id(args[0])]
-        if source.layers is None or not all(isinstance(layer, Choice) for layer in source.layers):
+        if source.layers is None or source.shifted:
+            return None
+        if not all(isinstance(layer, Choice) for layer in source.layers):
             return None
         if result.shape[:1] != (self._rows,) or not result.numel():
             return None
