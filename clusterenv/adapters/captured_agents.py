@@ -20,7 +20,6 @@ from clusterenv.adapters.base import (
     Leaves,
     Nested,
     agent_errors,
-    nothing,
     rows_of,
 )
 from clusterenv.adapters.capture import Capture, Draw, capturing
@@ -70,10 +69,9 @@ class CapturedAdapter(TorchAdapter):
         def keyed(family: Family, params: Floats) -> tuple[Array, Floats]:
             return draw(family, params, seed=seed, env_ids=env_ids, steps=steps)
 
-        if (known := self._fused.act(obs, with_values=with_values)) is not None:
-            actions, log_probs = draw(*known[:2], seed=seed, env_ids=env_ids, steps=steps)
-            known_values = nothing(rows) if known[2] is None else known[2]
-            return Acted(self._terms.to_env(actions, rows), log_probs, known_values, known[1])
+        alone = self._act_alone(obs, with_values=with_values, seed=seed, env_ids=env_ids, steps=steps)
+        if alone is not None:
+            return alone
         with self._session():
             inputs = self._inputs(obs)
             acted = self._captured(inputs, rows, keyed, env_ids, state, watched=obs)

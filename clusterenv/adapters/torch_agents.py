@@ -189,6 +189,18 @@ class TorchAdapter:
         assert env_ids is not None
         return {"env_ids": torch.from_numpy(env_ids.copy()).to(self._place[0])}
 
+    def _act_alone(
+        self, obs: Nested, *, with_values: bool, seed: int, env_ids: Ints, steps: Ints
+    ) -> Acted | None:
+        """What the agent's small network does, without the agent; None: it must act itself."""
+        known, rows = self._fused.act(obs, with_values=with_values), len(env_ids)
+        if known is None:
+            return None
+        family, params, values = known
+        actions, log_probs = draw(family, params, seed=seed, env_ids=env_ids, steps=steps)
+        taken = self._terms.to_env(actions, rows)
+        return Acted(taken, log_probs, nothing(rows) if values is None else values, params)
+
     def _action_tensor(self, actions: Array) -> Tensor:
         """Actions in the family's terms as the agent's own distribution gives them."""
         device, dtype = self._place
@@ -223,10 +235,9 @@ class DistributionAdapter(TorchAdapter):
     ) -> Acted:
         """Draw from the parameters where the family is known; else the agent's distribution draws."""
         rows = len(env_ids)
-        if (known := self._fused.act(obs, with_values=with_values)) is not None:
-            actions, log_probs = draw(*known[:2], seed=seed, env_ids=env_ids, steps=steps)
-            known_values = nothing(rows) if known[2] is None else known[2]
-            return Acted(self._terms.to_env(actions, rows), log_probs, known_values, known[1])
+        alone = self._act_alone(obs, with_values=with_values, seed=seed, env_ids=env_ids, steps=steps)
+        if alone is not None:
+            return alone
         with self._session():
             inputs = self._inputs(obs)
             with self._fused.watching(inputs):

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from clusterenv.benchmark import main, subject_process
+from clusterenv.benchmark import contenders, main, subject_process
 from clusterenv.benchmark.contenders import Advancing, Shape
 from clusterenv.benchmark.paired import median_interval
 from clusterenv.benchmark.subject_process import TOKEN_VARIABLE, SubjectFailed, SubjectProcess
@@ -32,14 +31,17 @@ def _environ(process: psutil.Process) -> dict[str, str]:
         return {}
 
 
-def test_what_was_made_ahead_is_not_counted() -> None:
+def test_what_was_made_ahead_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     made_ahead = iter([1000, 1000])
+    now_s = 0.0
 
     def advance() -> int:
-        time.sleep(0.01)
-        return next(made_ahead, 1)
+        nonlocal now_s
+        now_s += 1.0
+        return next(made_ahead, 3)
 
-    assert Advancing(advance, lambda: None, ahead=2).measure(0.1) <= 100
+    monkeypatch.setattr(contenders.time, "monotonic", lambda: now_s)
+    assert Advancing(advance, lambda: None, ahead=2).measure(10.0) == 3.0
 
 
 @pytest.mark.process
