@@ -159,6 +159,11 @@ class Peer:
         return range(self.first_env, self.first_env + self.num_envs)
 
     @property
+    def is_present(self) -> bool:
+        """Whether a process of its present incarnation is connected."""
+        return self.state in (State.BUILDING, State.RETURNING, State.READY)
+
+    @property
     def host(self) -> str | None:
         """The worker's host name, once it has said hello."""
         return None if self.hello is None else self.hello.host
@@ -256,7 +261,7 @@ def worker_stats(peer: Peer, published: int) -> dict[str, Any]:
     return {
         "rank": peer.rank,
         "host": peer.host,
-        "pid": None if peer.hello is None else peer.hello.pid,
+        "pid": peer.hello.pid if peer.is_present and peer.hello is not None else None,
         "state": str(peer.state),
         "steps": peer.earlier_steps + peer.steps,
         "steps_per_s": peer.rate,

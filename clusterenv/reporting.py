@@ -21,7 +21,7 @@ from clusterenv.identity import ProcessIdentity
 from clusterenv.launcher_config import LocalConfig, ManualConfig, SlurmConfig
 from clusterenv.launchers.base import Launcher
 from clusterenv.launchers.base import WorkerStatus as Launched
-from clusterenv.peers import Peer, State, worker_stats
+from clusterenv.peers import Peer, worker_stats
 from clusterenv.run_records import RunStatus, WorkerStatus, enter, strike, write_status
 
 REPORT_EVERY_S: Final = 2.0
@@ -132,7 +132,7 @@ def describe_worker(peer: Peer, published: int, waits: str, launched: Sequence[L
     return WorkerStatus(
         rank=peer.rank,
         state=stats["state"],
-        present=peer.state in (State.BUILDING, State.RETURNING, State.READY),
+        present=peer.is_present,
         host=peer.host or known.host,
         job_id=known.job_id,
         policy_lag=stats["policy_lag"],

@@ -536,13 +536,16 @@ def test_killed_worker_comes_back_and_the_other_rows_have_no_gap() -> None:
         env.reset(seed=0)
         actions = np.zeros(4, np.int64)
         env.step(actions)
+        first_pid = env.stats()["workers"][1]["pid"]
         _kill(env, 1)
-        seen = []
+        seen, pids = [], set()
         deadline = time.monotonic() + 60
         was_missing = False  # its runner may make some more steps before it is gone too
         while time.monotonic() < deadline and not (was_missing and "valid" not in seen[-1][4]):
             seen.append(env.step(actions))
             was_missing |= "valid" in seen[-1][4]
+            stats = env.stats()["workers"][1]
+            pids.add((stats["restarts"], stats["pid"]))
         assert [row[0][0, 0] for row in seen] == list(range(2, 2 + len(seen)))
         assert all(row[1][:2].tolist() == [1.0, 1.0] for row in seen)
         missing = [row for row in seen if "valid" in row[4]]
@@ -555,9 +558,10 @@ def test_killed_worker_comes_back_and_the_other_rows_have_no_gap() -> None:
         assert not any(row[3].any() or row[4]["worker_lost"].any() for row in missing[1:])
         assert back[0][2:, 0].tolist() == [0.0, 0.0]
         assert after[0][2:, 0].tolist() == [1.0, 1.0]
-        stats = env.stats()["workers"][1]
         assert stats["restarts"] == 1
         assert "signal 9" in stats["last_error"]
+        assert {(0, None), (1, None)} <= pids
+        assert first_pid not in {pid for restarts, pid in pids if restarts}
 
 
 def test_rollout_marks_the_rows_of_a_lost_worker_and_goes_on_with_its_replacement() -> None:

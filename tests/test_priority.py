@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +24,10 @@ def processes_of(env: ClusterEnv) -> list[psutil.Process]:
     return [*workers, *(child for worker in workers for child in worker.children(recursive=True))]
 
 
+def came_back(worker: dict[str, Any]) -> bool:
+    return worker["restarts"] == 1 and worker["state"] == "ready"
+
+
 def niceness_of_session(pid: int) -> int:
     return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
 
@@ -38,10 +43,8 @@ def test_workers_give_way_from_their_first_stream_on_and_what_they_start_later_t
             assert {process.nice() for process in processes_of(env)} == {YIELDING}
             runner = processes_of(env)[-1]
             runner.kill()
-            wait_until(lambda: env.stats()["workers"][1]["restarts"] == 1)
-            while stream.take().workers.tolist() != [1]:
-                pass
-            assert {process.nice() for process in processes_of(env)} == {YIELDING}
+            wait_until(lambda: came_back(env.stats()["workers"][1]))
+            wait_until(lambda: {process.nice() for process in processes_of(env)} == {YIELDING})
             if AUTOGROUP.exists():
                 for worker in env.stats()["workers"]:
                     wait_until(lambda pid=worker["pid"]: niceness_of_session(pid) == YIELDING)
