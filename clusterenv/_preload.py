@@ -7,15 +7,23 @@ imported, so that forking stays safe; how many it uses later is in the environme
 from __future__ import annotations
 
 import gc
+import os
+import sys
+from importlib import import_module
 
 from clusterenv.lifetime import outlive_signals
+from clusterenv.worker_start import PRELOAD_VARIABLE
 
 # Slurm signals every process of a step, but it is the worker that says goodbye and then ends us.
 outlive_signals()
 
 gc.disable()  # a tenth of the time of these imports is collections, which find nothing
 
-import torch  # noqa: E402, F401
+for module in os.environ.get(PRELOAD_VARIABLE, "torch").split():
+    try:
+        import_module(module)
+    except ImportError as error:
+        sys.stderr.write(f"{PRELOAD_VARIABLE} names {module!r}, which cannot be imported: {error}\n")
 
 import clusterenv.runner_process  # noqa: E402, F401
 

@@ -20,6 +20,9 @@ from typing import Any, Final
 CONNECTION_VARIABLE: Final = "CLUSTERENV_CONNECTION"
 """Where a worker finds its connection, keys included, if no file holds it; nothing that it starts sees it."""
 
+PRELOAD_VARIABLE: Final = "CLUSTERENV_PRELOAD"
+"""Modules, apart from our own, that the forkserver imports before it forks runners; unset: torch."""
+
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 _PRELOAD: Final = "clusterenv._preload"

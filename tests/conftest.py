@@ -21,16 +21,21 @@ LAUNCHERS = {
     "two runners": LocalConfig(nodes=1, cpus_per_node=2),
 }
 
+TESTS = Path(__file__).parent
 
 settings.register_profile("clusterenv", settings(drawn(100), deadline=None))
 settings.load_profile("clusterenv")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What draws more takes longer."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What draws more takes longer; what shares a file, or the one Slurm cluster, runs in one process."""
     for item in items if LONG else ():
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S), append=False)
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        for item in items:
+            file = item.path.relative_to(TESTS)
+            item.add_marker(pytest.mark.xdist_group("slurm" if file.parts[0] == "slurm" else str(file)))
 
 
 @pytest.fixture(scope="session", autouse=True)

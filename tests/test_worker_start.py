@@ -9,12 +9,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import psutil
 import pytest
 
+from clusterenv import ClusterEnv, LocalConfig
+from clusterenv.launchers.base import worker_defaults
 from clusterenv.transport import Connection, RunKeys
-from clusterenv.worker_start import CONNECTION_VARIABLE
+from clusterenv.worker_start import CONNECTION_VARIABLE, PRELOAD_VARIABLE
+from tests.agents import MLPAgent
 from tests.processes import alive, wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -134,3 +140,53 @@ def test_worker_that_cannot_read_its_connection_leaves_nothing(
     assert "does not hold a connection" in done.stderr
     assert list(folder.iterdir()) == [file]
     assert not [child for child in psutil.process_iter(["cwd"]) if child.info["cwd"] == str(folder)]
+
+
+class Knows(gym.Env):
+    """Tells what its process has imported."""
+
+    observation_space = gym.spaces.Box(-9, 9, (4,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+    def has(self, module: str) -> bool:
+        return module in sys.modules
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("preloaded", ["", "torch"])
+def test_runners_have_torch_from_the_start_or_with_the_first_agent_that_needs_it(
+    preloaded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PRELOAD_VARIABLE, preloaded)
+    with ClusterEnv([Knows] * 2, LocalConfig(nodes=1, cpus_per_node=2), seed=0) as env:
+        env.reset()
+        env.step(np.zeros(2, np.int64))
+        assert env.call("has", "torch") == (bool(preloaded),) * 2
+        batch = env.rollout(MLPAgent(env), 4)
+        assert batch.valid.all()
+        assert env.call("has", "torch") == (True, True)
+
+
+def test_worker_preloads_torch_only_where_its_head_has_it_unless_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert worker_defaults({})[PRELOAD_VARIABLE] == "torch"
+    assert PRELOAD_VARIABLE not in worker_defaults({PRELOAD_VARIABLE: "jax"})
+    monkeypatch.delitem(sys.modules, "torch")
+    assert worker_defaults({})[PRELOAD_VARIABLE] == ""
+
+
+@pytest.mark.process
+def test_module_that_cannot_be_preloaded_is_told_and_the_others_are_there() -> None:
+    code = "import sys, clusterenv._preload; print('colorsys' in sys.modules, 'torch' in sys.modules)"
+    environ = {**os.environ, PRELOAD_VARIABLE: "nosuchmodule colorsys"}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["True", "False"]
+    assert "CLUSTERENV_PRELOAD names 'nosuchmodule', which cannot be imported" in done.stderr

@@ -1,4 +1,4 @@
-"""The agent of the benchmarks: a tanh MLP of 2x64 for the actor and another for the critic, in two styles."""
+"""The agent of the benchmarks: an MLP of 2x64 for the actor and another for the critic, in three styles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from clusterenv.errors import SpaceError
 
-AgentStyle = Literal["distribution", "cleanrl"]
+AgentStyle = Literal["distribution", "cleanrl", "torch"]
 AGENT_STYLES: tuple[AgentStyle, ...] = get_args(AgentStyle)
 THINNED = 12
 """Of images every so many pixels are seen, in both directions."""
@@ -21,8 +21,13 @@ THINNED = 12
 class Agent(nn.Module):
     """An agent with `distribution` and `value`."""
 
-    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Draw the weights from torch's global generator.
+    def __init__(
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        activation: type[nn.Module] = nn.Tanh,
+    ) -> None:
+        """Draw the weights from torch's global generator; `activation` stands between the layers.
 
         Raises:
             SpaceError: unless observations are a Box, and actions a Discrete from 0 or a flat Box.
@@ -32,8 +37,8 @@ class Agent(nn.Module):
             raise SpaceError(f"the benchmark's agent observes a Box, not {observation_space}")
         outputs = _num_outputs(action_space)
         size = _Seen()(torch.zeros(1, *observation_space.shape)).numel()
-        self.actor = _mlp(size, outputs, last_gain=0.01)
-        self.critic = _mlp(size, 1, last_gain=1.0)
+        self.actor = _mlp(size, outputs, activation, last_gain=0.01)
+        self.critic = _mlp(size, 1, activation, last_gain=1.0)
         self.log_std = (
             nn.Parameter(torch.zeros(outputs)) if isinstance(action_space, gym.spaces.Box) else None
         )
@@ -72,7 +77,13 @@ class CleanRLAgent(nn.Module):
 def make_agent(
     style: AgentStyle, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> Agent | CleanRLAgent:
-    """An agent of `style`; the same weights whenever torch is seeded alike."""
+    """An agent of `style`; the same weights whenever torch is seeded alike.
+
+    "distribution" and "cleanrl" are the same networks behind different methods. "torch" is for what holds of
+    any module: GELU stands in place of tanh, which workers do not repeat in C++, so that torch computes it.
+    """
+    if style == "torch":
+        return Agent(observation_space, action_space, nn.GELU)
     agent_class = Agent if style == "distribution" else CleanRLAgent
     return agent_class(observation_space, action_space)
 
@@ -95,7 +106,7 @@ class _Seen(nn.Module):
         return (obs if obs.ndim == 2 else obs[:, ::THINNED, ::THINNED].flatten(1)).float()
 
 
-def _mlp(inputs: int, outputs: int, *, last_gain: float) -> nn.Sequential:
+def _mlp(inputs: int, outputs: int, activation: type[nn.Module], *, last_gain: float) -> nn.Sequential:
     sizes = [inputs, 64, 64, outputs]
     gains = [math.sqrt(2), math.sqrt(2), last_gain]
     layers: list[nn.Module] = [_Seen()]
@@ -103,5 +114,5 @@ def _mlp(inputs: int, outputs: int, *, last_gain: float) -> nn.Sequential:
         linear = nn.Linear(size, following)
         nn.init.orthogonal_(linear.weight, gain)
         nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh()]
+        layers += [linear, activation()]
     return nn.Sequential(*layers[:-1])

@@ -19,6 +19,7 @@ from clusterenv.benchmark.rollout import RolloutBenchmark
 from clusterenv.benchmark.scale import ScaleBenchmark
 from clusterenv.benchmark.throughput import ThroughputBenchmark
 from clusterenv.errors import ClusterEnvError
+from clusterenv.learners.interrupts import Interrupts
 from clusterenv_registry import RegistryError
 
 REFUSED = 2
@@ -47,15 +48,17 @@ BENCHMARKS: dict[str, Callable[..., Benchmark]] = {
 
 
 def run_command(argv: Sequence[str] | None) -> int:
-    """The exit status of the benchmark that `argv` names: 2 after an expected error, 130 after Ctrl-C."""
+    """The exit status of the benchmark in `argv`: 2 after an expected error, above 128 after a signal."""
     try:
-        benchmark: Benchmark = tyro.extras.subcommand_cli_from_dict(
-            BENCHMARKS, prog="python -m clusterenv.benchmark", args=argv
-        )
-        benchmark.run()
-    except KeyboardInterrupt:
+        # Without this SIGTERM would end us at once, and leave running what we have started.
+        with Interrupts() as interrupts:
+            benchmark: Benchmark = tyro.extras.subcommand_cli_from_dict(
+                BENCHMARKS, prog="python -m clusterenv.benchmark", args=argv
+            )
+            benchmark.run()
+    except KeyboardInterrupt:  # a training run of it was interrupted, and not we
         return INTERRUPTED
     except (ClusterEnvError, RegistryError) as error:
         sys.stderr.write(f"clusterenv.benchmark: {error}\n")
         return REFUSED
-    return 0
+    return interrupts.status

@@ -59,7 +59,8 @@ class ProfileBenchmark:
     repeats: int = 21
     """Rollouts; medians are shown, and the least."""
     agent_style: AgentStyle = "distribution"
-    """Methods of the agent: `distribution` and `value`, or CleanRL's one."""
+    """Methods of the agent: `distribution` and `value`, or CleanRL's one;
+    "torch" is one that C++ does not repeat."""
 
     def run(self) -> None:
         """Measure and print."""

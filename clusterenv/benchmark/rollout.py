@@ -40,7 +40,8 @@ class RolloutBenchmark:
     repeats: int = 5
     """Measurements of each contender; in each repeat all of them run, one after the other."""
     agent_style: AgentStyle = "distribution"
-    """Methods of the agent that ClusterEnv is given: `distribution` and `value`, or CleanRL's one."""
+    """Methods of the agent that ClusterEnv is given: `distribution` and `value`, or CleanRL's one;
+    "torch" is one that C++ does not repeat."""
     json: Path | None = None
     """File to write the result to as well."""
 
@@ -52,7 +53,7 @@ class RolloutBenchmark:
         if not self.seconds > 0:
             raise ConfigError("seconds", self.seconds, "a number of seconds above 0")
         if self.agent_style not in AGENT_STYLES:
-            raise ConfigError("agent_style", self.agent_style, " or ".join(AGENT_STYLES))
+            raise ConfigError("agent_style", self.agent_style, f"one of {', '.join(AGENT_STYLES)}")
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ConfigError("json", str(self.json), "a file in a folder that exists")
 
@@ -95,7 +96,7 @@ class RolloutBenchmark:
     def _title(self) -> str:
         return (
             f"{self.env_id}: {self.workers} x {self.envs_per_worker} environments, "
-            f"rollouts of {self.num_steps} steps, tanh MLP 2x64 ({self.agent_style}), "
+            f"rollouts of {self.num_steps} steps, MLP 2x64 ({self.agent_style}), "
             f"{self.repeats} x {self.seconds:g} s"
         )
 

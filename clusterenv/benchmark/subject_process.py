@@ -26,6 +26,8 @@ from clusterenv.launchers.base import THREAD_VARIABLES
 
 TOKEN_VARIABLE = "CLUSTERENV_BENCHMARK_SUBJECT"
 """Marks all processes of a subject, whoever their parent is."""
+_OURS = secrets.token_hex(16)
+"""How the marks of all subjects of this process begin."""
 LEAVE_S = 10.0
 """How long a subject may take to end by itself."""
 GONE_S = 10.0
@@ -61,7 +63,7 @@ class SubjectProcess:
         """
         self._patience_s = patience_s
         self._spins = SUBJECTS[name].spins
-        self._token = secrets.token_hex(16)
+        self._token = f"{_OURS}-{secrets.token_hex(4)}"
         ours, theirs = socket.socketpair()
         self._pipe: Connection[Any, Any] = Connection(ours.detach())
         self._log = TemporaryFile()  # noqa: SIM115 - `close` closes it
@@ -123,12 +125,7 @@ class SubjectProcess:
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_S if self._process.poll() is None else 0)
-        end = time.monotonic() + GONE_S
-        while (left := list(self._marked())) and time.monotonic() < end:
-            for process in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(left, timeout=0.2)
+        _end_marked(self._token)
         self._process.kill()
         self._process.wait()
         self._log.close()
@@ -166,21 +163,37 @@ class SubjectProcess:
             self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._marked():
+        for process in _marked(self._token):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
     def _cpu_s(self) -> float:
         """Processor time that its living processes have used."""
         total = 0.0
-        for process in self._marked():
+        for process in _marked(self._token):
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 total += times.user + times.system
         return total
 
-    def _marked(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if process.environ().get(TOKEN_VARIABLE) == self._token:
-                    yield process
+
+def end_all() -> None:
+    """No subject of this process is left, not even one that a signal has found half started."""
+    _end_marked(_OURS)
+
+
+def _end_marked(token: str) -> None:
+    end = time.monotonic() + GONE_S
+    while (left := list(_marked(token))) and time.monotonic() < end:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=0.2)
+
+
+def _marked(token: str) -> Iterator[psutil.Process]:
+    """The processes whose mark begins with `token`."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.environ().get(TOKEN_VARIABLE, "").startswith(token):
+                yield process

@@ -10,7 +10,13 @@ from dataclasses import field
 from pathlib import Path
 
 from clusterenv.benchmark.contenders import Shape
-from clusterenv.benchmark.subject_process import Sample, SubjectFailed, SubjectMissing, SubjectProcess
+from clusterenv.benchmark.subject_process import (
+    Sample,
+    SubjectFailed,
+    SubjectMissing,
+    SubjectProcess,
+    end_all,
+)
 from clusterenv.benchmark.subjects import SUBJECTS
 from clusterenv.benchmark.tasks import TASKS
 from clusterenv.benchmark.throughput_report import Outcome, ThroughputReport
@@ -116,6 +122,7 @@ class ThroughputBenchmark:
         finally:
             for process in running.values():
                 process.close()
+            end_all()
         return outcomes
 
     def _start(self, task: str, name: str, outcome: Outcome, running: dict[str, SubjectProcess]) -> None:

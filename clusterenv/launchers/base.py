@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import signal as signals
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+from clusterenv.worker_start import PRELOAD_VARIABLE
 
 LOG_END_BYTES = 16 * 1024
 """A log is quoted from its last bytes only, so that a worker with a huge log costs no more than any other."""
@@ -27,9 +30,14 @@ WORKER_DEFAULTS: Mapping[str, str] = {
 
 
 def worker_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """What to add to a worker's environment. A user's OMP_NUM_THREADS speaks for the other libraries too."""
+    """What to add to a worker's environment. A user's OMP_NUM_THREADS speaks for the other libraries too.
+
+    Torch is most of what a launch waits for: where the head does without it, workers import it with the first
+    agent that needs it.
+    """
     chosen = {*environ, *(THREAD_VARIABLES if "OMP_NUM_THREADS" in environ else ())}
-    return {name: value for name, value in WORKER_DEFAULTS.items() if name not in chosen}
+    defaults = {**WORKER_DEFAULTS, PRELOAD_VARIABLE: "torch" if "torch" in sys.modules else ""}
+    return {name: value for name, value in defaults.items() if name not in chosen}
 
 
 INCARNATION_VARIABLE = "CLUSTERENV_INCARNATION"

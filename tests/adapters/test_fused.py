@@ -1,4 +1,4 @@
-"""Small networks that NumPy repeats, and agents that are left to compute for themselves."""
+"""Small networks that C++ repeats, and agents that are left to compute for themselves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from clusterenv.adapters import adapt, loads
 from clusterenv.adapters.actions import draw
 from clusterenv.adapters.fused import CHECK_EVERY, TOLERANCE, WATCH_FROM
+from clusterenv.benchmark.agents import AgentStyle, make_agent
 from tests.agents import CleanRLAgent, ForwardAgent, MLPAgent, Spaces, mlp
 
 ROWS = 6
@@ -118,6 +119,16 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
     "sigmoid": (lambda a, x: x.float().reshape(len(x), -1), lambda a, x: torch.sigmoid(x)),
     "clamped on one side": (lambda a, x: x.clamp(min=0), lambda a, x: torch.tanh(x)),
 }
+
+
+@pytest.mark.parametrize(("style", "repeated"), [("distribution", True), ("cleanrl", True), ("torch", False)])
+def test_benchmarks_know_an_agent_that_is_repeated_and_one_that_is_not(
+    style: AgentStyle, repeated: bool
+) -> None:
+    worker = worker_of(make_agent(style, BOX, spaces.Discrete(3)), actions=spaces.Discrete(3))
+    act(worker, some_obs(0))
+    act(worker, some_obs(1))
+    assert worker._fused.used == repeated
 
 
 @pytest.mark.parametrize("name", FOLLOWED)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from clusterenv.benchmark.contenders import Advancing, Shape
 from clusterenv.benchmark.paired import median_interval
 from clusterenv.benchmark.subject_process import TOKEN_VARIABLE, SubjectFailed, SubjectProcess
 from clusterenv.benchmark.subjects import SUBJECTS
+from tests.processes import wait_until
 
 TINY = ["--workers", "1", "--num-envs", "4", "--num-steps", "8", "--seconds", "0.2"]
 RUNNING = ("bare", "stream", "gymnasium-async")
@@ -87,6 +90,26 @@ def test_subject_that_hangs_is_given_up_and_all_its_processes_end(
     python = _program(tmp_path, "setsid sleep 600 &\necho it thinks\nexec sleep 600")
     with pytest.raises(SubjectFailed, match=r"no answer within 1 s; its last words: it thinks"):
         SubjectProcess("bare", "Busy", Shape(4, 1, 8), python=str(python), patience_s=1.0)
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_that_ends_the_benchmark_ends_what_it_has_started(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    python = _program(tmp_path, f"setsid sleep 600 &\ntouch {begun}\nexec sleep 600")
+    command = [sys.executable, "-m", "clusterenv", "bench", "throughput", "--tasks", "CartPole-v1", *TINY]
+    command += ["--subjects", "rllib", "--baselines", "rllib", "--pythons", f"rllib={python}"]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        wait_until(begun.exists, 60)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_interpreter_that_cannot_be_run_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -94,6 +95,11 @@ BAD: list[tuple[str, Callable[[ClusterEnv], Any]]] = [
 ]
 
 
+def without_addresses(value: object) -> str:
+    """A name for a case that is the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
 @pytest.fixture(scope="module", params=[SERIAL, TWO_WORKERS], ids=["serial", "two workers"])
 def env(request: pytest.FixtureRequest) -> Iterator[ClusterEnv]:
     with ClusterEnv([partial(wrapped, i) for i in range(NUM_ENVS)], request.param) as env:
@@ -146,7 +152,7 @@ def test_every_public_call_has_bad_input_here_or_takes_none() -> None:
         (spaces.Box(-1, 1, (1,)), np.full((2, 1), 1e300)),
         (spaces.MultiDiscrete([2, 3]), [[0, 1], [0]]),
     ],
-    ids=str,
+    ids=without_addresses,
 )
 def test_actions_that_do_not_fit_a_space_are_refused(space: gym.Space, actions: Any) -> None:
     with ClusterEnv([partial(Echo, space)] * 2, SERIAL) as env:
@@ -166,7 +172,7 @@ def test_actions_that_do_not_fit_a_space_are_refused(space: gym.Space, actions: 
         (({"env_nam": "CartPole-v1"},), "env_nam"),
         (([lambda: None], LocalConfig(nodes=2)), "callables"),
     ],
-    ids=str,
+    ids=without_addresses,
 )
 def test_constructor_refuses_what_makes_no_environments(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -185,7 +191,7 @@ def test_constructor_refuses_what_makes_no_environments(arguments: tuple[Any, ..
         (("CartPole-v1", 2), {"vector_kwargs": {"nope": 1}}, "nope"),
         (("CartPole-v1", 1, TWO_WORKERS), {}, "callables"),
     ],
-    ids=str,
+    ids=without_addresses,
 )
 def test_make_vec_refuses_what_cannot_work(arguments: tuple[Any, ...], options: Any, words: str) -> None:
     with pytest.raises((ConfigError, RegistryError), match=words):

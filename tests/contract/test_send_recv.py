@@ -257,11 +257,13 @@ def test_killed_worker_shows_its_loss_in_its_rows_and_comes_back() -> None:
         stepped_since: set[int] = set()
         deadline = time.monotonic() + 90
         turn = 0
+        alive = True
         while len(stepped_since) < 2:
             assert time.monotonic() < deadline
             turn += 1
-            if turn == 10:
+            if alive and turn >= 10 and len(kept) == 4:  # one worker may answer ten times before the other
                 os.kill(env.stats()["workers"][1]["pid"], signal.SIGKILL)
+                alive = False
             obs, reward, terminated, truncated, info = env.recv()
             assert not terminated.any()
             for row, env_id in enumerate(info["env_id"].tolist()):

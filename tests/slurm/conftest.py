@@ -18,7 +18,7 @@ MakeConfig = Callable[..., SlurmConfig]
 Record = Callable[[str, str], None]
 """`record(what, value)`: shown at the end of the test run."""
 
-_RECORDS = pytest.StashKey[list[str]]()
+_RECORD = "record"
 
 
 @pytest.fixture(scope="session")
@@ -73,11 +73,16 @@ def allocation(lab: Lab) -> Iterator[Allocation]:
 @pytest.fixture
 def record(request: pytest.FixtureRequest) -> Record:
     """Tells people what a test has measured."""
-    records = request.config.stash.setdefault(_RECORDS, [])
-    return lambda what, value: records.append(f"{request.node.name}: {what} {value}")
+    node = request.node
+    # Properties come back from the process in which the test runs.
+    return lambda what, value: node.user_properties.append((_RECORD, f"{node.name}: {what} {value}"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what was measured."""
-    for line in config.stash.get(_RECORDS, []):
-        terminalreporter.write_line(line)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                for name, line in report.user_properties:
+                    if name == _RECORD:
+                        terminalreporter.write_line(line)
