@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -14,6 +15,9 @@ from clusterenv import LocalConfig
 from clusterenv.monitor.finding import find_runs
 from tests.long_form import LONG, LONG_TIMEOUT_S, drawn
 
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
 LAUNCHERS = {
     "serial": LocalConfig(serial=True),
     "one worker": LocalConfig(nodes=1, cpus_per_node=1),
@@ -21,21 +25,29 @@ LAUNCHERS = {
     "two runners": LocalConfig(nodes=1, cpus_per_node=2),
 }
 
-TESTS = Path(__file__).parent
 
 settings.register_profile("clusterenv", settings(drawn(100), deadline=None))
 settings.load_profile("clusterenv")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What draws more takes longer; what shares a file, or the one Slurm cluster, runs in one process."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What draws more takes longer."""
     for item in items if LONG else ():
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S), append=False)
-    if hasattr(config, "workerinput"):  # a process of pytest-xdist
-        for item in items:
-            file = item.path.relative_to(TESTS)
-            item.add_marker(pytest.mark.xdist_group("slurm" if file.parts[0] == "slurm" else str(file)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """With `-n 2` those of a file, and all that use the one Slurm cluster, run in one process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "slurm" if file.startswith("tests/slurm/") else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
