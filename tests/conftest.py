@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from clusterenv import LocalConfig
 from clusterenv.monitor.finding import find_runs
+from clusterenv.worker_start import PRELOAD_VARIABLE
 from tests.long_form import LONG, LONG_TIMEOUT_S, drawn
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ def _own_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import torch only with an agent that needs it: for tests that launch and act by themselves."""
+    monkeypatch.setenv(PRELOAD_VARIABLE, "")
 
 
 @pytest.fixture(params=LAUNCHERS)

@@ -36,7 +36,7 @@ from clusterenv.errors import (
 from tests.agents import CleanRLAgent, MLPAgent
 from tests.envs import Count, Echo, Fails, Hangs, Index, Nested, RandomObs, Sampled
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left", "without_torch")]
 
 ONE = LocalConfig(nodes=1, cpus_per_node=1)
 TWO = LocalConfig(nodes=2, cpus_per_node=1)

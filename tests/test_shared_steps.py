@@ -21,7 +21,7 @@ from clusterenv.errors import CallTimeout, EnvError, StateError, WorkerLost
 from clusterenv.lane import INFO_BYTES
 from tests.envs import Count, Fails, Nested, Sampled
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left", "without_torch")]
 
 TWO = LocalConfig(nodes=2, cpus_per_node=2)
 SPACE = spaces.Dict({"a": spaces.Box(-1, 1, (3,), np.float64), "b": spaces.Discrete(9)})

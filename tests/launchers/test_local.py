@@ -75,10 +75,9 @@ def test_share_cpus_keeps_workers_apart_where_there_are_enough_cores(
 
 
 def test_request_is_printed_as_shell_lines(tmp_path: Path) -> None:
+    environ = {"MKL_NUM_THREADS": "4", "CLUSTERENV_PRELOAD": "jax"}  # which workers inherit
     command = WorkerCommand(("/opt/my python", "-m", "clusterenv.worker"), {"A": "b c"}, {"KEY": "hidden"})
-    made = request(
-        command, command, run_dir=Path("/run dir"), cpus=[0, 1, 2], environ={"MKL_NUM_THREADS": "4"}
-    )
+    made = request(command, command, run_dir=Path("/run dir"), cpus=[0, 1, 2], environ=environ)
     threads = "OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1"
     defaults = f"{threads} PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1"
     assert made.script() == (
