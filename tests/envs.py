@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -289,3 +290,19 @@ class Tells(Count):
         info = dict(self.infos[self.told % len(self.infos)])
         self.told += 1
         return info
+
+
+class Knows(gym.Env):
+    """Tells what its process has imported."""
+
+    observation_space = spaces.Box(-9, 9, (4,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(4, np.float32), 0.0, False, False, {}
+
+    def has(self, module: str) -> bool:
+        return module in sys.modules

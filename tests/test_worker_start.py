@@ -9,9 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -21,6 +19,7 @@ from clusterenv.launchers.base import worker_defaults
 from clusterenv.transport import Connection, RunKeys
 from clusterenv.worker_start import CONNECTION_VARIABLE, PRELOAD_VARIABLE
 from tests.agents import MLPAgent
+from tests.envs import Knows
 from tests.processes import alive, wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -140,22 +139,6 @@ def test_worker_that_cannot_read_its_connection_leaves_nothing(
     assert "does not hold a connection" in done.stderr
     assert list(folder.iterdir()) == [file]
     assert not [child for child in psutil.process_iter(["cwd"]) if child.info["cwd"] == str(folder)]
-
-
-class Knows(gym.Env):
-    """Tells what its process has imported."""
-
-    observation_space = gym.spaces.Box(-9, 9, (4,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(4, np.float32), 0.0, False, False, {}
-
-    def has(self, module: str) -> bool:
-        return module in sys.modules
 
 
 @pytest.mark.process
