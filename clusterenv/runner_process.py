@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib.util
 import multiprocessing.forkserver
 import os
 import pickle
@@ -12,8 +13,12 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -177,6 +182,35 @@ def _seed_global_generators(setup: RunnerSetup) -> None:
     np.random.seed(for_numpy)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(for_torch)
+    else:
+        sys.meta_path.insert(0, _SeedsTorch(for_torch))
+
+
+class _SeedsTorch(MetaPathFinder):
+    """Finds torch as others do, once, and seeds it before anybody can draw from it."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            self._seed_after(spec.loader)
+        return spec
+
+    def _seed_after(self, loader: Loader) -> None:
+        execute = loader.exec_module
+
+        def execute_and_seed(module: ModuleType) -> None:
+            execute(module)
+            module.manual_seed(self._seed)
+
+        loader.exec_module = execute_and_seed  # type: ignore[method-assign]
 
 
 class _Line:

@@ -306,3 +306,12 @@ class Knows(gym.Env):
 
     def has(self, module: str) -> bool:
         return module in sys.modules
+
+
+class TorchNoise(Knows):
+    """Observes what torch's own generator draws."""
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        import torch
+
+        return torch.rand(4).numpy(), {}

@@ -19,7 +19,7 @@ from clusterenv.launchers.base import worker_defaults
 from clusterenv.transport import Connection, RunKeys
 from clusterenv.worker_start import CONNECTION_VARIABLE, PRELOAD_VARIABLE
 from tests.agents import MLPAgent
-from tests.envs import Knows
+from tests.envs import Knows, TorchNoise
 from tests.processes import alive, wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -154,6 +154,19 @@ def test_runners_have_torch_from_the_start_or_with_the_first_agent_that_needs_it
         batch = env.rollout(MLPAgent(env), 4)
         assert batch.valid.all()
         assert env.call("has", "torch") == (True, True)
+
+
+@pytest.mark.process
+def test_each_runner_draws_torch_numbers_of_its_own_whenever_it_imports_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = []
+    for preloaded in ("torch", ""):
+        monkeypatch.setenv(PRELOAD_VARIABLE, preloaded)
+        with ClusterEnv([TorchNoise] * 2, LocalConfig(nodes=1, cpus_per_node=2), seed=3) as env:
+            drawn.append(env.reset()[0])
+    assert (drawn[0][0] != drawn[0][1]).all()
+    assert (drawn[0] == drawn[1]).all()
 
 
 def test_worker_preloads_torch_only_where_its_head_has_it_unless_told(
