@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib.util
 import multiprocessing.forkserver
 import os
 import pickle
@@ -187,7 +186,7 @@ def _seed_global_generators(setup: RunnerSetup) -> None:
 
 
 class _SeedsTorch(MetaPathFinder):
-    """Finds torch as others do, once, and seeds it before anybody can draw from it."""
+    """Finds torch as the other finders do, and seeds it as it is imported, before anybody draws from it."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -197,9 +196,10 @@ class _SeedsTorch(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:  # many only look whether torch is installed
             self._seed_after(spec.loader)
         return spec
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -309,9 +310,10 @@ class Knows(gym.Env):
 
 
 class TorchNoise(Knows):
-    """Observes what torch's own generator draws."""
+    """Looks whether torch is installed, as libraries do, and observes what torch's own generator draws."""
 
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        assert find_spec("torch") is not None
         import torch
 
         return torch.rand(4).numpy(), {}

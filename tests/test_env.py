@@ -560,7 +560,7 @@ def test_killed_worker_comes_back_and_the_other_rows_have_no_gap() -> None:
         assert after[0][2:, 0].tolist() == [1.0, 1.0]
         assert stats["restarts"] == 1
         assert "signal 9" in stats["last_error"]
-        assert {(0, None), (1, None)} <= pids
+        assert (1, None) in pids  # its next process has been started, and is not there yet
         assert first_pid not in {pid for restarts, pid in pids if restarts}
 
 
