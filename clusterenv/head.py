@@ -325,8 +325,10 @@ class Head(Switchboard):
                 if self._intake.has(peer) and (ranks is None or peer.rank in ranks):
                     self._post(peer, *news(peer), self._intake.sequence)
 
-    def next_fragment(self, timeout_s: float | None) -> Arrival | None:
+    def next_fragment(self, timeout_s: float | None, missing: int = 1) -> Arrival | None:
         """The fragment of the open stream that came first; None if there is none within `timeout_s`.
+
+        Of `missing` fragments that are all waited for, some may have come before the first is given out.
 
         Raises:
             EnvError, AgentError, WorkerLost: as in `call`, at once, whatever has come.
@@ -355,6 +357,7 @@ class Head(Switchboard):
                 left = POLL_S if end is None else end - time.monotonic()
                 if left <= 0:
                     return None
+                intake.wait_for(missing)
                 self._condition.wait(min(POLL_S, left))
 
     def end_stream(self) -> list[Reply[m.StreamEnded]]:

@@ -15,6 +15,9 @@ from clusterenv.peers import Peer, State
 from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
 
+WORKERS_A_WAKE = 16
+"""For so many workers one fragment more may come before the learner is woken: of thousands each would wake it."""
+
 Post = Callable[[Peer, m.Message, Sequence[Any], int], None]
 
 
@@ -45,6 +48,7 @@ class Intake:
         self.arrived: deque[Arrival] = deque()
         self.newest: dict[int, Arrival] = {}
         """By rank: the last fragment of each worker, taken or not."""
+        self._wanted = 1
         self._command = command
         self._peers = peers
         self._post = post
@@ -75,6 +79,15 @@ class Intake:
         arrival = Arrival(peer, envelope.incarnation, envelope.message, envelope.frames)
         self.arrived.append(arrival)
         self.newest[peer.rank] = arrival
+
+    def wait_for(self, missing: int) -> None:
+        """The learner sleeps, and needs so many more fragments."""
+        self._wanted = max(1, min(missing, len(self._peers) // WORKERS_A_WAKE))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is worth waking the learner for the fragments that have come."""
+        return len(self.arrived) >= self._wanted
 
     def take(self) -> Arrival:
         """The fragment that came first; its place is free again."""

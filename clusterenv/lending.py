@@ -27,6 +27,10 @@ LARGE_BYTES: Final = 1 << 16
 MOST_PLACES: Final = 4
 """Messages of one sender that may lie in memory at a time."""
 
+SPARE: Final = 8
+"""So many parts of memory are made one more: fragments differ in how many episodes end, and what is too small has
+to be made anew, while frames travel."""
+
 LINE: Final = 64
 GIVEN_BACK: Final = 1
 """Word of the first line that only the receiver writes: number of the last loan that it has given back."""
@@ -125,7 +129,7 @@ class Lender:
         self._places = [place for place in self._places if place not in free]  # they are too small
         if len(self._places) < MOST_PLACES:
             try:
-                slab, segment = segments.create(LINE + nbytes)
+                slab, segment = segments.create(LINE + nbytes + nbytes // SPARE)
             except OSError as error:
                 logger.info("frames travel, since memory to share cannot be had: %s", error)
                 self.lends = False

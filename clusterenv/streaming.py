@@ -270,7 +270,7 @@ class Streaming:
         version = self.publish(self._agent)
         while len(self._parts) < self._fragments:
             left = None if end is None else max(0.0, end - time.monotonic())
-            arrival = self._head.next_fragment(left)
+            arrival = self._head.next_fragment(left, self._fragments - len(self._parts))
             if arrival is None:
                 raise CallTimeout(
                     f"{len(self._parts)} of {self._fragments} fragments came within timeout = {timeout_s:g} s"

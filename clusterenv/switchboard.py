@@ -155,8 +155,12 @@ class Switchboard:
             else:
                 peer.heard_at = time.monotonic()
                 self._on_message_of(peer, envelope)
-            if not isinstance(message, QUIET):
+            if not (isinstance(message, QUIET) or self._can_wait(message)):
                 self._condition.notify_all()
+
+    def _can_wait(self, message: m.Message) -> bool:
+        """Whether a caller needs more fragments than have come, and sleeps until a few more have."""
+        return isinstance(message, m.FragmentReply) and self._intake is not None and not self._intake.is_due
 
     def _on_hello(self, envelope: Envelope, hello: m.Hello) -> None:
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
 import msgspec
 import pytest
 
+from clusterenv import intake
 from clusterenv.intake import Intake
 from clusterenv.peers import Ended, Peer, State
 from clusterenv.transport import Envelope
@@ -44,10 +46,10 @@ def envelope(message: m.Message, incarnation: int = 0) -> Envelope:
 
 
 class Stream:
-    """An Intake over two workers, and what it sends."""
+    """An Intake over workers, and what it sends."""
 
-    def __init__(self, room: int = 2) -> None:
-        self.peers = [Peer(rank, 2 * rank, 2, welcome(rank, 2 * rank, 2), []) for rank in range(2)]
+    def __init__(self, room: int = 2, workers: int = 2) -> None:
+        self.peers = [Peer(rank, 2 * rank, 2, welcome(rank, 2 * rank, 2), []) for rank in range(workers)]
         self.sent: list[tuple[int, m.Message]] = []
         command = msgspec.structs.replace(COMMAND, room=room)
         self.intake = Intake(SEQUENCE, command, self.peers, self.post)
@@ -93,6 +95,19 @@ def test_fragments_are_taken_in_the_order_of_arrival_and_make_room_again() -> No
     assert [stream.intake.take().peer.rank for _ in range(3)] == [1, 0, 1]
     assert stream.sent == [(1, m.Room(fragments=1)), (0, m.Room(fragments=1)), (1, m.Room(fragments=1))]
     assert [peer.room for peer in stream.peers] == [2, 2]
+
+
+@pytest.mark.parametrize(("workers", "missing", "woken_at"), [(2, 1, 1), (2, 99, 1), (80, 99, 5), (80, 3, 3)])
+def test_learner_of_many_workers_is_woken_for_several_fragments(
+    workers: int, missing: int, woken_at: int
+) -> None:
+    stream = Stream(workers=workers)
+    stream.intake.wait_for(missing)
+    due = []
+    for rank in range(woken_at):
+        stream.comes(rank % workers)
+        due.append(stream.intake.is_due)
+    assert due == [False] * (woken_at - 1) + [True]
 
 
 def test_fragment_for_which_there_was_no_room_is_late() -> None:
@@ -150,6 +165,20 @@ def opened(wire: Wire) -> int:
     assert wire.head is not None
     wire.head.open_stream(COMMAND)
     return next(sequence for _, message, sequence in wire.sent if isinstance(message, m.StreamCommand))
+
+
+def test_fragments_are_not_held_back_where_no_more_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intake, "WORKERS_A_WAKE", 1)
+    with wired(lease_s=5.0) as wire:
+        sequence = opened(wire)
+        assert wire.head is not None
+        later = threading.Timer(0.05, wire.say, (FRAGMENT, b"w1", sequence))
+        later.start()
+        arrival = wire.head.next_fragment(30.0, missing=2)
+        later.join()
+        assert arrival is not None
+        assert arrival.peer.rank == 1
+        assert wire.head.next_fragment(0.0, missing=1) is None
 
 
 def test_worker_that_comes_back_joins_the_stream_without_the_learner() -> None:

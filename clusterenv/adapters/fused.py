@@ -1,23 +1,26 @@
-"""A small network computed without torch, found by watching the agent compute and checked against it.
+"""An agent's numbers computed without it, found by watching the agent compute and checked against it.
 
 Torch spends more on the dispatch of each operation than a small network's arithmetic takes for the rows of a
-runner. Only what was seen from end to end is repeated: linear layers, activations, and arithmetic with what
-does not depend on the observations. Where anything else is seen, the agent computes for itself.
+runner. What is repeated in C++ was seen from end to end: linear layers, activations, and arithmetic with what
+does not depend on the observations. Where anything else is seen, torch repeats the same operations, without the
+agent's modules and distributions; and where they cannot be repeated, the agent computes for itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from clusterenv.adapters.actions import ActionTerms
 from clusterenv.adapters.base import Array, Drawing, Floats, Nested
 from clusterenv.adapters.reading import defining_tensors, to_array
+from clusterenv.adapters.replaying import Replay
 from clusterenv.adapters.watching import Program, Watch
 from clusterenv.distributions import Family, Kind
 
@@ -38,14 +41,15 @@ LARGEST = 1 << 17
 class Fused:
     """The parameters and values of one agent, under one state: `forget` it when another is loaded."""
 
-    def __init__(self, *, watch: bool) -> None:
-        """Know nothing yet, and without `watch` never more."""
+    def __init__(self, *, watch: bool, to_inputs: Callable[[Nested], Nested]) -> None:
+        """Know nothing yet, and without `watch` never more; `to_inputs` is how the agent gets observations."""
         self._may_watch = watch
+        self._to_inputs = to_inputs
         self._watch: Watch | None = None
         self._acts = 0
         self._watch_at = WATCH_FROM
         self.used = False
-        """Whether it stood in for the agent since the last `forget`."""
+        """Whether C++ stood in for the agent since the last `forget`, without values unless they are asked for."""
         self.forget()
 
     def forget(self) -> None:
@@ -54,6 +58,8 @@ class Fused:
         self._policy: Program | None = None
         self._log_std: Floats | None = None
         self._value: Program | None = None
+        self._replay: Replay | None = None
+        self._on_trial = False
         self._drawing: Drawing | None = None
         self._value_due = True
         self._watch_at = WATCH_FROM
@@ -63,10 +69,14 @@ class Fused:
     def act(self, obs: Nested, *, with_values: bool) -> tuple[Family, Floats, Floats | None] | None:
         """Family, parameters [n, P] and values [n] at observations [n, ...]; None: the agent must compute.
 
-        Without `with_values` there are no values.
+        Without `with_values` there are no values, unless the agent computes them together with its policy.
         """
         self._acts += 1
-        if self._family is None or self._acts > self._watch_at or (with_values and self._value is None):
+        if self._family is None or self._acts > self._watch_at:
+            return None
+        if self._replay is not None:
+            return None if self._on_trial else self._replayed(self._family, obs, with_values=with_values)
+        if with_values and self._value is None:
             return None
         self.used = True
         return self._family, self._policy_params(obs), self.values(obs) if with_values else None
@@ -92,7 +102,7 @@ class Fused:
 
     def watching_values(self, inputs: Nested) -> AbstractContextManager[object]:
         """Around a call of the agent's value function: the first after its policy was found, or checked."""
-        due = self._may_watch and self._family is not None and self._value_due
+        due = self._may_watch and self._policy is not None and self._value_due
         self._watch = Watch(inputs) if due and isinstance(inputs, Tensor) and len(inputs) else None
         return self._watch or nullcontext()
 
@@ -131,16 +141,29 @@ class Fused:
         """Remember how the call just watched came to its parameters and value, if that can be repeated."""
         watch, self._watch = self._watch, None
         if watch is None:
+            if self._on_trial:
+                self._try_out(obs, params)
             return
-        self._family = self._policy = self._log_std = self._value = self._drawing = None
+        self._family = self._policy = self._log_std = self._value = self._drawing = self._replay = None
         self._value_due = True
         self._watch_at = self._acts + CHECK_EVERY
         if family is None or params is None or distribution is None or watch.shape != obs.shape:
             return
-        if family.kind in REPEATED and self._find(watch, distribution):
+        if family.kind not in REPEATED:
+            return
+        if self._find(watch, distribution) and self._agrees(family, self._policy_params(obs), params):
             if isinstance(value, Tensor):
                 self._find_value(watch, value, obs)
-            self._family = family if self._agrees(obs, family, params) else None
+            self._family = family
+            return
+        self._policy = self._log_std = None
+        values = (value,) if isinstance(value, Tensor) and value.numel() == len(obs) else ()
+        tensors = defining_tensors(distribution)
+        if family.kind is Kind.CATEGORICAL:
+            tensors = (watch.before_shift(tensors[0]),)
+        self._replay = watch.replay_of(*tensors, *values)
+        self._on_trial = self._replay is not None
+        self._family = family if self._on_trial else None
 
     def _find(self, watch: Watch, distribution: Distribution) -> bool:
         tensors = defining_tensors(distribution)
@@ -159,8 +182,34 @@ class Fused:
         if program is not None and program.width == 1 and program.cost <= LARGEST:
             self._value = program if _close(program(obs)[:, 0], to_array(value).reshape(-1)) else None
 
-    def _agrees(self, obs: Nested, family: Family, params: Floats) -> bool:
-        ours, theirs = self._policy_params(obs), params
+    def _try_out(self, obs: Nested, params: Floats | None) -> None:
+        """Compare with a second act of the agent's, which shows whether it does the same in each."""
+        assert self._family is not None
+        family, ours = self._family, self._replayed(self._family, obs, with_values=False)
+        if ours is not None:
+            self._on_trial = False
+            if params is None or not self._agrees(family, ours[1], params):
+                self._family = self._replay = None
+
+    def _replayed(
+        self, family: Family, obs: Nested, *, with_values: bool
+    ) -> tuple[Family, Floats, Floats | None] | None:
+        assert self._replay is not None
+        if obs.shape != self._replay.shape:
+            return None
+        inputs = self._to_inputs(obs)
+        with torch.inference_mode():
+            tensors = [to_array(tensor).reshape(len(inputs), -1) for tensor in self._replay(inputs)]
+        params = tensors.pop(0)
+        if family.kind is Kind.DIAG_GAUSSIAN:
+            params = np.concatenate([params, np.log(tensors.pop(0))], axis=1)
+        values = tensors[0][:, 0] if tensors else self.values(obs) if with_values else None
+        if with_values and values is None:
+            return None
+        return family, np.ascontiguousarray(params, np.float32), values
+
+    @staticmethod
+    def _agrees(family: Family, ours: Floats, theirs: Floats) -> bool:
         if family.kind is Kind.CATEGORICAL:  # logits up to a constant
             ours, theirs = ours - ours.max(1, keepdims=True), theirs - theirs.max(1, keepdims=True)
         return _close(ours, theirs)

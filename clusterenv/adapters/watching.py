@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clusterenv import native
 from clusterenv.adapters.base import Array, Floats, Ints
+from clusterenv.adapters.replaying import Op, Replay, Tape
 
-Op = Any
-"""An overload of one of torch's operations."""
 Result = Any
 """What an operation gives: a tensor, several, or something else."""
 
@@ -107,6 +106,8 @@ class _Seen:
     """None: computed in a way that is not repeated."""
     shifted: bool = False
     """Whether a number was subtracted from each row, as `Categorical` does with logits."""
+    before: Tensor | None = None
+    """What it was subtracted from."""
     sums: Tensor | None = None
     """Of which tensor it is the logsumexp of each row."""
 
@@ -123,6 +124,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._broken = False
         self._functions = _Functions(self)
         self.shape = inputs.shape
+        self._tape = Tape(inputs)
         self._keep(inputs, () if inputs.dtype in _DTYPES else None)
 
     def __enter__(self) -> Self:
@@ -157,6 +159,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return Program(seen.layers, self.shape[1:].numel())
 
+    def replay_of(self, *tensors: Tensor) -> Replay | None:
+        """What computes `tensors` for other observations in as many rows; None where that cannot be done."""
+        return None if self._broken else self._tape.replay_of(*tensors)
+
+    def before_shift(self, tensor: Tensor) -> Tensor:
+        """The same but for a number that was subtracted from each row."""
+        seen = self._seen.get(id(tensor))
+        return tensor if seen is None or seen.before is None else seen.before
+
     def constant_row(self, tensor: Tensor) -> Floats | None:
         """The row that a tensor [n, features] repeats; None if it depends on the observations."""
         if self._broken or id(tensor) in self._seen or tensor.ndim != 2:
@@ -183,7 +194,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if _cannot_be_repeated(func):
             self._broken = True
-        elif self._depends(args) or self._depends(tuple(kwargs.values())):
+            return result
+        self._tape.note(func, args, kwargs, result)
+        if self._depends(args) or self._depends(tuple(kwargs.values())):
             with self.paused():
                 self._follow(func, args, kwargs, result)
         return result
@@ -220,7 +233,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole = args[1] in ([-1], [1]) and source.tensor.ndim == 2 and args[2:] == (True,)
             self._keep(result, None, sums=source.tensor if whole else None)
         elif func is aten.sub.Tensor and source is not None and self._is_normalised(source, args, kwargs):
-            self._keep(result, source.layers, shifted=True)
+            self._keep(result, source.layers, shifted=True, before=source.tensor)
         else:
             self._keep(result, self._extended(func, args, kwargs, result))
 

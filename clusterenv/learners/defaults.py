@@ -95,9 +95,14 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hidden": (64, 64),
         },
         "LunarLander-v3": {
-            "total_steps": 300_000,
+            "total_steps": 400_000,
             "replay_ratio": 16.0,
             "epsilon_end": 0.02,
+            "epsilon_fraction": 0.2,
+            "n_steps": 1,
+            "target_rate": 0.002,
+            "learning_rate": 5e-4,
+            "hidden": (256, 256),
         },
     },
     "sac": {

@@ -1,7 +1,8 @@
 """Messages to bytes and back: a fixed header, a MessagePack body, raw frames; nothing is ever unpickled.
 
-One message is one ZeroMQ multipart message: header and body together, then the frames (`docs/protocol.md`);
-if some of them are lent, a last part says where they are (see `clusterenv.lending`).
+One message is one ZeroMQ multipart message: header and body together, then the frames (`docs/protocol.md`).
+Small frames travel in one part, since each part costs both sides as much as some kilobytes; if frames are lent,
+a last part says where they are (see `clusterenv.lending`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ HEADER = struct.Struct("<4sHHQIQ")
 
 LENT = 1 << 15
 """Bit of the kind of a message some of whose frames are lent."""
+
+PACKED = 1 << 14
+"""Bit of the kind of a message whose small frames are one part, the second."""
+
+APART = 0xFFFFFFFF
+"""In the table of that part, instead of a size: this frame is a part of its own."""
+
+PACK_ALIGNMENT = 16
+"""Each frame in a pack begins at a multiple of it, so that any dtype is aligned."""
 
 FIRST_HEAD_KIND = 32
 """Kinds below come from workers only, the others from the head only."""
@@ -82,7 +92,7 @@ def encode(
 ) -> tuple[Parts, int]:
     """The parts of a message, and their size in bytes; large frames are views of the caller's memory.
 
-    Frames that `lend` takes are no parts.
+    Frames that `lend` takes are empty parts.
 
     Raises:
         ProtocolError: if the message is larger than its receiver accepts.
@@ -90,16 +100,18 @@ def encode(
     kind = _KIND_OF[type(message)]
     body = _ENCODER.encode(message)
     flat: Parts = [_flat(frame) for frame in frames]
-    nbytes = HEADER.size + len(body) + sum(map(_size, flat))
+    pack, apart = _packed(flat)
+    nbytes = HEADER.size + len(body) + sum(map(_size, pack)) + sum(_size(flat[number]) for number in apart)
     _check_size(type(message).__name__, len(frames), nbytes, max_message_bytes)
     lent = None if lend is None else lend(flat)
+    if pack:
+        kind |= PACKED
     if lent is not None:
         flat, table = lent
-        flat.append(table)
         kind |= LENT
-        nbytes = HEADER.size + len(body) + sum(map(_size, flat))
+    rest = [*pack, *(flat[number] for number in apart), *([] if lent is None else [table])]
     header = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, run_id, incarnation, sequence)
-    return [header + body, *flat], nbytes
+    return [header + body, *rest], HEADER.size + len(body) + sum(map(_size, rest))
 
 
 def decode(
@@ -119,13 +131,18 @@ def decode(
     if not parts:
         raise ProtocolError("a message without a header")
     head, *frames = parts
-    kind, is_lent, incarnation, sequence = _read_header(head, sender, run_id)
+    kind, bits, incarnation, sequence = _read_header(head, sender, run_id)
     name = KINDS[kind].__name__
     nbytes = sum(map(_size, parts))
-    if is_lent:
+    table = None
+    if bits & LENT:
         if borrow is None or not frames:
             raise ProtocolError(f"{name} with frames in memory that this side has not asked for")
-        frames = borrow(frames[:-1], frames[-1])
+        table = frames.pop()
+    if bits & PACKED:
+        frames = _unpacked(name, frames)
+    if borrow is not None and table is not None:
+        frames = borrow(frames, table)
     _check_size(name, len(frames), head.nbytes + sum(map(_size, frames)), max_message_bytes)
     try:
         message = _DECODERS[kind].decode(head[HEADER.size :])
@@ -135,11 +152,13 @@ def decode(
         RecursionError,
     ) as error:  # ValueError: msgspec's, and UnicodeDecodeError
         raise ProtocolError(f"body of {name} ({head.nbytes - HEADER.size} bytes): {error}") from error
-    return Envelope(peer, incarnation, sequence, message, [_aligned(frame) for frame in frames], nbytes)
+    if not bits & PACKED:
+        frames = [_aligned(frame) for frame in frames]
+    return Envelope(peer, incarnation, sequence, message, frames, nbytes)
 
 
-def _read_header(head: memoryview, sender: Side, run_id: int) -> tuple[int, bool, int, int]:
-    """Kind, whether frames are lent, incarnation and sequence."""
+def _read_header(head: memoryview, sender: Side, run_id: int) -> tuple[int, int, int, int]:
+    """Kind, its bits LENT and PACKED, incarnation and sequence."""
     if head.nbytes < HEADER.size:
         raise ProtocolError(f"a header of {head.nbytes} bytes; expected {HEADER.size}")
     magic, version, kind, run, incarnation, sequence = HEADER.unpack_from(head)
@@ -152,12 +171,12 @@ def _read_header(head: memoryview, sender: Side, run_id: int) -> tuple[int, bool
         )
     if run != run_id:
         raise ProtocolError(f"a message of run {run:016x}; this is run {run_id:016x}")
-    kind, is_lent = kind & ~LENT, bool(kind & LENT)
+    kind, bits = kind & ~(LENT | PACKED), kind & (LENT | PACKED)
     if kind not in KINDS:
         raise ProtocolError(f"kind {kind}, which does not exist in protocol version {version}")
     if (sender is Side.HEAD) != (kind >= FIRST_HEAD_KIND):
         raise ProtocolError(f"kind {kind} ({KINDS[kind].__name__}), which {sender.value} may not send")
-    return kind, is_lent, incarnation, sequence
+    return kind, bits, incarnation, sequence
 
 
 def _check_size(name: str, num_frames: int, nbytes: int, max_message_bytes: int) -> None:
@@ -165,6 +184,47 @@ def _check_size(name: str, num_frames: int, nbytes: int, max_message_bytes: int)
         raise ProtocolError(f"{name} with {num_frames} frames; at most {MAX_FRAMES} are allowed")
     if nbytes > max_message_bytes:
         raise ProtocolError(f"{name} of {nbytes} bytes; max_message_bytes is {max_message_bytes}")
+
+
+def _packed(frames: Sequence[memoryview | bytes]) -> tuple[Parts, list[int]]:
+    """The small frames as one part, if there are several, and the numbers of those that stay parts."""
+    sizes = [_size(frame) for frame in frames]
+    apart = [number for number, size in enumerate(sizes) if size >= ALIGNED_FROM_BYTES]
+    if len(frames) - len(apart) < 2:
+        return [], list(range(len(frames)))
+    table = [APART if size >= ALIGNED_FROM_BYTES else size for size in sizes]
+    pieces: Parts = [np.array([len(table), *table], "<u4").tobytes()]
+    end = len(pieces[0])
+    for frame, size in zip(frames, table, strict=True):
+        if size not in (0, APART):
+            pieces += [bytes(-end % PACK_ALIGNMENT), frame]
+            end += -end % PACK_ALIGNMENT + size
+    return [b"".join(pieces)], apart
+
+
+def _unpacked(name: str, parts: Sequence[memoryview]) -> list[memoryview]:
+    """All frames of a message, the first of whose `parts` holds the small ones."""
+    pack = _aligned(parts[0]) if parts else memoryview(b"")
+    count = int.from_bytes(pack[:4], "little")
+    if not 2 <= count <= min(MAX_FRAMES, (pack.nbytes - 4) // 4):
+        raise ProtocolError(f"{name} with a pack of {pack.nbytes} bytes for {count} frames")
+    frames, end, apart = [], 4 + 4 * count, iter(parts[1:])
+    for size in struct.unpack_from(f"<{count}I", pack, 4):
+        if size == APART:
+            frame = next(apart, None)
+            if frame is None:
+                raise ProtocolError(f"{name} without a frame that its pack names")
+            frame = _aligned(frame)
+        else:
+            start = end + -end % PACK_ALIGNMENT if size else end
+            end = start + size
+            frame = pack[start:end]
+        frames.append(frame)
+    if end != pack.nbytes:
+        raise ProtocolError(f"{name} with a pack of {pack.nbytes} bytes; its table tells of {end}")
+    if next(apart, None) is not None:
+        raise ProtocolError(f"{name} with a frame that its pack does not name")
+    return frames
 
 
 def _flat(frame: Buffer) -> memoryview | bytes:

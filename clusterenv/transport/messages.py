@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
 Text = Annotated[str, Meta(max_length=1 << 20)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import msgspec
 import numpy as np
 from gymnasium.spaces import GraphInstance
 
@@ -14,8 +13,8 @@ from clusterenv.batches import ActBatch, Buffer, EpisodeRecord, Fragment, ResetB
 from clusterenv.in_place import lies_in_place
 from clusterenv.infos import encode_infos, plain_info
 from clusterenv.transport import messages as m
-from clusterenv.transport.codec import FIRST_HEAD_KIND
-from tests.fuzz.reading import ACTIONS, ENVS, OBS, STATE, STEPS, VERSION
+from clusterenv.transport.codec import FIRST_HEAD_KIND, HEADER, encode
+from tests.fuzz.reading import ACTIONS, AS_PACK, ENVS, LIMIT_BYTES, OBS, RUN_ID, STATE, STEPS, VERSION
 from tests.transport.samples import POLICY, SAMPLES
 
 INFO = {
@@ -123,5 +122,11 @@ def _fragment(has_versions: bool, in_place: bool) -> Fragment:
 
 def _input(message_type: type[m.Message], message: Any, frames: list[Buffer]) -> bytes:
     kind = next(kind for kind, each in m.KINDS.items() if each is message_type)
-    raw = [each.tobytes() if isinstance(each, np.ndarray) else bytes(each) for each in frames]
-    return bytes([kind, len(raw), *map(len, raw)]) + b"".join(raw) + msgspec.msgpack.encode(message)
+    parts, _ = encode(
+        message, frames, run_id=RUN_ID, incarnation=0, sequence=1, max_message_bytes=LIMIT_BYTES
+    )
+    head, *rest = map(bytes, parts)
+    if len(rest) < len(frames):
+        kind += AS_PACK
+    lengths = b"".join(len(part).to_bytes(2, "little") for part in rest)
+    return bytes([kind, len(rest)]) + lengths + b"".join(rest) + head[HEADER.size :]

@@ -13,7 +13,7 @@ from clusterenv.errors import ProtocolError
 from clusterenv.infos import batch_infos, decode_infos
 from clusterenv.layout import SpaceLayout
 from clusterenv.transport import messages as m
-from clusterenv.transport.codec import HEADER, MAGIC, Side, decode
+from clusterenv.transport.codec import HEADER, MAGIC, PACKED, Side, decode
 
 RUN_ID = 7
 ENVS, STEPS, STATE = 2, 3, [np.zeros((1, 2), np.float32)]
@@ -24,25 +24,30 @@ OBS = SpaceLayout.of(
 ACTIONS = SpaceLayout.of(spaces.Discrete(2))
 PLACED = [np.zeros((STEPS + 1, ENVS, 2), np.float32), np.zeros((STEPS + 1, ENVS), np.int64)]
 MOST_FRAMES = 32
+LIMIT_BYTES = 1 << 20
+AS_PACK = 1 << 6
 
 
 def read_input(data: bytes) -> None:
-    """Decode `data`: kind, number of frames, their lengths, frames, body; then read what it holds.
+    """Decode `data`: kind, number of parts, their lengths, parts, body; then read what it holds.
+
+    The kind is raised by `AS_PACK` where the first part is a pack of frames.
 
     Raises:
         ProtocolError: for the message; what its parts are by themselves is looked at in any case.
     """
     kind, count = (data[0], data[1] % MOST_FRAMES) if len(data) > 1 else (0, 0)
-    lengths, rest = data[2 : 2 + count], data[2 + count :]
-    frames = []
+    lengths = [int.from_bytes(data[at : at + 2], "little") for at in range(2, 2 + 2 * count, 2)]
+    rest, frames = data[2 + 2 * count :], []
     for length in lengths:
         frames.append(rest[:length])
         rest = rest[length:]
     for part in {rest, *frames}:
         _read_part(part)
+    kind = kind & ~AS_PACK | (PACKED if kind & AS_PACK else 0)
     header = HEADER.pack(MAGIC, m.PROTOCOL_VERSION, kind, RUN_ID, 0, 1)
     parts = [memoryview(header + rest), *map(memoryview, frames)]
-    envelope = decode(parts, sender=Side.WORKER, run_id=RUN_ID, max_message_bytes=1 << 20)
+    envelope = decode(parts, sender=Side.WORKER, run_id=RUN_ID, max_message_bytes=LIMIT_BYTES)
     _read_message(envelope.message, envelope.frames)
 
 

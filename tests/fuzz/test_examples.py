@@ -8,7 +8,7 @@ from clusterenv.errors import ProtocolError
 from clusterenv.transport import messages as m
 from clusterenv.transport.codec import FIRST_HEAD_KIND
 from tests.fuzz.examples import examples
-from tests.fuzz.reading import read_input
+from tests.fuzz.reading import AS_PACK, read_input
 from tests.transport.samples import SAMPLES
 
 OF_WORKERS = {kind for kind in m.KINDS if kind < FIRST_HEAD_KIND}
@@ -21,7 +21,7 @@ def test_a_message_of_each_kind_that_workers_send_is_read_to_its_end() -> None:
             read_input(example)
         except ProtocolError:
             continue
-        read.add(example[0])
+        read.add(example[0] & ~AS_PACK)
 
     assert read == OF_WORKERS
     assert {kind for kind in OF_WORKERS if m.KINDS[kind] in SAMPLES} == OF_WORKERS

@@ -129,6 +129,50 @@ def test_small_frame_is_aligned_wherever_it_was_received() -> None:
         assert np.frombuffer(out, dtype=np.float64).flags.aligned
 
 
+SIZES = st.lists(st.integers(0, 40) | st.integers((1 << 14) - 2, (1 << 14) + 2), max_size=9)
+
+
+@given(SIZES)
+def test_small_frames_travel_in_one_part_and_are_aligned(sizes: list[int]) -> None:
+    frames = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+    small = [size for size in sizes if size < 1 << 14]
+
+    parts = encoded(m.StepCommand(), frames)
+    envelope = decoded(parts, Side.HEAD)
+
+    assert len(parts) == 1 + (len(sizes) if len(small) < 2 else 1 + len(sizes) - len(small))
+    assert [bytes(frame) for frame in envelope.frames] == frames
+    for frame, size in zip(envelope.frames, sizes, strict=True):
+        if 0 < size < 1 << 14:
+            assert np.frombuffer(frame, np.uint8).ctypes.data % 16 == 0
+    assert envelope.nbytes == sum(map(len, parts))
+
+
+def pack(count: int, *sizes: int, data: bytes = b"") -> list[bytes]:
+    """A StepCommand with such a table, without frames of their own."""
+    return [header(kind=36 | 1 << 14) + b"\x80", struct.pack(f"<{1 + len(sizes)}I", count, *sizes) + data]
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (pack(2, 1, 1)[:1], "StepCommand with a pack of 0 bytes for 0 frames"),
+        ([pack(2)[0], b"\2\0"], "a pack of 2 bytes for 2 frames"),
+        (pack(1, 4, data=bytes(8)), "a pack of 16 bytes for 1 frames"),
+        (pack(3, 0, 0), "a pack of 12 bytes for 3 frames"),
+        (pack(MAX_FRAMES + 1, *[0] * (MAX_FRAMES + 1)), "a pack of .* bytes for 16385 frames"),
+        (pack(2, 0, 1), "a pack of 12 bytes; its table tells of 17"),
+        (pack(2, 0, 1, data=bytes(6)), "a pack of 18 bytes; its table tells of 17"),
+        (pack(2, 0, (1 << 32) - 2), "a pack of 12 bytes; its table tells of 4294967310"),
+        (pack(2, 0, (1 << 32) - 1), "without a frame that its pack names"),
+        ([*pack(2, 0, 0), b"x"], "StepCommand with a frame that its pack does not name"),
+    ],
+)
+def test_malformed_pack_is_refused_by_name(parts: list[bytes], told: str) -> None:
+    with pytest.raises(ProtocolError, match=told):
+        decoded(parts, Side.HEAD)
+
+
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
@@ -136,10 +180,10 @@ def test_small_frame_is_aligned_wherever_it_was_received() -> None:
         ([b""], "a header of 0 bytes; expected 28"),
         ([header()[:27]], "a header of 27 bytes; expected 28"),
         ([b"GET / HTTP/1.1\r\nHost: example.org\r\n"], r"begins with b'GET '; expected b'CENV'"),
-        ([header(version=9) + BODY], "protocol version 9; this side speaks version 4: install the same"),
+        ([header(version=9) + BODY], "protocol version 9; this side speaks version 5: install the same"),
         ([header(run=5) + BODY], "a message of run 0000000000000005; this is run 0123456789abcdef"),
         ([header(kind=31) + BODY], "kind 31, which does not exist"),
-        ([header(kind=32767) + BODY], "kind 32767, which does not exist"),
+        ([header(kind=32767) + BODY], "kind 16383, which does not exist"),
         ([header(kind=33) + BODY], r"kind 33 \(Refused\), which a worker may not send"),
         ([header()], r"body of Heartbeat \(0 bytes\)"),
         ([header() + BODY[:-1]], "body of Heartbeat .*truncated"),
@@ -191,12 +235,14 @@ def test_any_body_gives_a_message_or_a_protocol_error(kind: int, body: bytes, fr
 
 @given(st.sampled_from(sorted(KINDS)), st.data())
 def test_any_damage_to_a_message_gives_a_message_or_a_protocol_error(kind: int, data: st.DataObject) -> None:
-    head, *frames = encoded(*SAMPLES[KINDS[kind]])
-    start = data.draw(st.integers(0, len(head)))
-    end = data.draw(st.integers(start, min(len(head), start + 4)))
-    patch = data.draw(st.binary(max_size=8))
+    parts = encoded(*SAMPLES[KINDS[kind]])
+    number = data.draw(st.integers(0, len(parts) - 1))
+    part = parts[number]
+    start = data.draw(st.integers(0, len(part)))
+    end = data.draw(st.integers(start, min(len(part), start + 4)))
+    parts[number] = part[:start] + data.draw(st.binary(max_size=8)) + part[end:]
 
-    assert_decoded_or_refused([head[:start] + patch + head[end:], *frames], side(kind))
+    assert_decoded_or_refused(parts, side(kind))
 
 
 def assert_decoded_or_refused(parts: list[bytes], sender: Side) -> None:
