@@ -16,7 +16,7 @@ from clusterenv.transport import Envelope
 from clusterenv.transport import messages as m
 
 WORKERS_A_WAKE = 16
-"""For so many workers one fragment more may come before the learner is woken: of thousands each would wake it."""
+"""For so many workers one fragment more may come before the learner, which needs many, is woken."""
 
 Post = Callable[[Peer, m.Message, Sequence[Any], int], None]
 

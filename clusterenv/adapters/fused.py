@@ -1,8 +1,8 @@
 """An agent's numbers computed without it, found by watching the agent compute and checked against it.
 
 Torch spends more on the dispatch of each operation than a small network's arithmetic takes for the rows of a
-runner. What is repeated in C++ was seen from end to end: linear layers, activations, and arithmetic with what
-does not depend on the observations. Where anything else is seen, torch repeats the same operations, without the
+runner. What C++ repeats was seen from end to end: linear layers, activations, and arithmetic with what does
+not depend on the observations. Where anything else is seen, torch repeats the same operations without the
 agent's modules and distributions; and where they cannot be repeated, the agent computes for itself.
 """
 
@@ -19,9 +19,10 @@ from torch.distributions import Distribution
 
 from clusterenv.adapters.actions import ActionTerms
 from clusterenv.adapters.base import Array, Drawing, Floats, Nested
+from clusterenv.adapters.programs import Program
 from clusterenv.adapters.reading import defining_tensors, to_array
 from clusterenv.adapters.replaying import Replay
-from clusterenv.adapters.watching import Program, Watch
+from clusterenv.adapters.watching import Watch
 from clusterenv.distributions import Family, Kind
 
 TOLERANCE = 1e-5
@@ -42,14 +43,14 @@ class Fused:
     """The parameters and values of one agent, under one state: `forget` it when another is loaded."""
 
     def __init__(self, *, watch: bool, to_inputs: Callable[[Nested], Nested]) -> None:
-        """Know nothing yet, and without `watch` never more; `to_inputs` is how the agent gets observations."""
+        """Know nothing yet, and without `watch` never more; the agent gets observations by `to_inputs`."""
         self._may_watch = watch
         self._to_inputs = to_inputs
         self._watch: Watch | None = None
         self._acts = 0
         self._watch_at = WATCH_FROM
         self.used = False
-        """Whether C++ stood in for the agent since the last `forget`, without values unless they are asked for."""
+        """Whether C++ stood in for the agent since the last `forget`: without values, unless asked for."""
         self.forget()
 
     def forget(self) -> None:

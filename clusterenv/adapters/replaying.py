@@ -1,4 +1,4 @@
-"""What an agent computed with torch, computed again without the agent: the same operations on the same constants.
+"""What an agent computed with torch, computed again without the agent: its operations, on the same constants.
 
 Modules, distributions and their checks take a small agent more time than its operations. This is for what C++
 does not repeat; what it gives is the agent's to the last bit.
@@ -14,6 +14,8 @@ from torch import Tensor
 
 Op = Any
 """An overload of one of torch's operations."""
+Argument = Any
+"""Of an operation: a tensor, a number, or a list of such; in a template, slots stand for some tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Tape:
         self._operations.append(_Operation(func, args, kwargs, tuple(results), isinstance(result, Tensor)))
         self._made.update((id(each), each) for each in results)
 
-    def _follows(self, value: Any) -> bool:
+    def _follows(self, value: Argument) -> bool:
         if isinstance(value, list | tuple):
             return any(self._follows(each) for each in value)
         return id(value) in self._made
@@ -72,7 +74,7 @@ class Tape:
                 wanted.update(self._ids((operation.args, tuple(operation.kwargs.values()))))
         return Replay(self._inputs, needed[::-1], targets, self._made)
 
-    def _ids(self, value: Any) -> set[int]:
+    def _ids(self, value: Argument) -> set[int]:
         """Of the followed tensors in an argument."""
         if isinstance(value, list | tuple):
             return set().union(*map(self._ids, value))
@@ -89,7 +91,7 @@ class Replay:
         targets: Sequence[Tensor],
         followed: Mapping[int, Tensor],
     ) -> None:
-        """`targets` are what `operations` give, or constants; all else that is not `followed` is constant."""
+        """`targets` are what `operations` give, or constants; what is not `followed` is constant."""
         self.shape = tuple(inputs.shape)
         numbers = {identity: number for number, identity in enumerate(followed)}
         steps = []
@@ -133,7 +135,7 @@ class Replay:
 
 
 _Step = tuple[Op, "_Template", Mapping[str, Any], int | None, Sequence[int], Sequence[int]]
-"""Operation, arguments with slots, the slot of its one result or None, those of all, those not needed after it.
+"""Operation, arguments, the slot of its one result or None, slots of all, and those not needed after it.
 
 A tuple since it is read in every act.
 """
@@ -165,19 +167,19 @@ def _unchanged(operation: _Operation) -> Tensor | None:
     return before if same and before.data_ptr() == after.data_ptr() else None
 
 
-def _slotted(value: Any, numbers: Mapping[int, int]) -> Any:
+def _slotted(value: Argument, numbers: Mapping[int, int]) -> Argument:
     if isinstance(value, list | tuple):
         return [_slotted(each, numbers) for each in value]
     return _Slot(numbers[id(value)]) if id(value) in numbers else value
 
 
-def _filled(template: Any, values: Sequence[Any]) -> Any:
+def _filled(template: Argument, values: Sequence[Any]) -> Argument:
     if isinstance(template, _Slot):
         return values[template.number]
     return [_filled(each, values) for each in template] if isinstance(template, list) else template
 
 
-def _numbers(template: Any) -> set[int]:
+def _numbers(template: Argument) -> set[int]:
     """Of all slots in it."""
     if isinstance(template, list):
         return set().union(*map(_numbers, template))

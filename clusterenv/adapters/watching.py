@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clusterenv import native
-from clusterenv.adapters.base import Array, Floats, Ints
+from clusterenv.adapters.base import Floats
+from clusterenv.adapters.programs import Choice, Layer, Linear, Pointwise, Program
 from clusterenv.adapters.replaying import Op, Replay, Tape
 
 Result = Any
@@ -37,63 +37,6 @@ LEAVES_TORCH = {
     torch.Tensor.data.__get__,  # type: ignore[attr-defined]
 }
 """Calls after which numbers may come back by ways that are not seen, or decide which way is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """`x @ weight + bias`."""
-
-    weight: Floats
-    """[inputs, outputs]"""
-    bias: Floats | None
-
-
-@dataclass(frozen=True, slots=True)
-class Pointwise:
-    """A function of each number, and perhaps of a constant [1] or [features] beside it."""
-
-    function: str
-    """As `native.Network` names it."""
-    constant: Floats | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Some of an observation's numbers, in some order; nothing but another choice is before it."""
-
-    places: Ints
-    """[k] among the numbers of one observation."""
-
-
-Layer = Linear | Pointwise | Choice
-
-
-class Program:
-    """From observations [n, ...] to numbers [n, width], all float32; each row depends on itself alone."""
-
-    def __init__(self, layers: Sequence[Layer], inputs: int) -> None:
-        """The layers in their order, of observations that have `inputs` numbers."""
-        self.cost = sum(layer.weight.size for layer in layers if isinstance(layer, Linear))
-        """Multiplications for one row."""
-        self.places = next((layer.places for layer in layers if isinstance(layer, Choice)), None)
-        """[k]: what `network` is given of an observation; None: all of it."""
-        self.network = native.Network(inputs if self.places is None else len(self.places))
-        for layer in layers:
-            if isinstance(layer, Linear):
-                self.network.add_linear(layer.weight, layer.bias)
-            elif isinstance(layer, Pointwise):
-                self.network.add_pointwise(layer.function, layer.constant)
-        self.width = self.network.outputs
-
-    def __call__(self, obs: Array) -> Floats:
-        """The numbers at `obs`, in memory of their own."""
-        rows = len(obs)
-        seen = obs.reshape(rows, -1)
-        if self.places is not None:
-            seen = seen.take(self.places, axis=1)
-        out = np.empty((rows, self.width), np.float32)
-        self.network.run(np.ascontiguousarray(seen, np.float32), out)
-        return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Messages to bytes and back: a fixed header, a MessagePack body, raw frames; nothing is ever unpickled.
 
 One message is one ZeroMQ multipart message: header and body together, then the frames (`docs/protocol.md`).
-Small frames travel in one part, since each part costs both sides as much as some kilobytes; if frames are lent,
-a last part says where they are (see `clusterenv.lending`).
+Small frames travel in one part, since each part costs both sides as much as some kilobytes. If frames are
+lent, a last part says where they are (see `clusterenv.lending`).
 """
 
 from __future__ import annotations
