@@ -81,13 +81,14 @@ class Intake:
         self.newest[peer.rank] = arrival
 
     def wait_for(self, missing: int) -> None:
-        """The learner sleeps, and needs so many more fragments."""
-        self._wanted = max(1, min(missing, len(self._peers) // WORKERS_A_WAKE))
+        """The learner sleeps, has taken what there was, and needs so many more fragments."""
+        taking_part = sum(self.has(peer) for peer in self._peers)
+        self._wanted = max(1, min(missing, taking_part // WORKERS_A_WAKE))
 
     @property
     def is_due(self) -> bool:
-        """Whether it is worth waking the learner for the fragments that have come."""
-        return len(self.arrived) >= self._wanted
+        """Whether it is worth waking the learner for the fragments that have come, if only for a worker that waits."""
+        return bool(self.arrived) and (len(self.arrived) >= self._wanted or not self.arrived[-1].peer.room)
 
     def take(self) -> Arrival:
         """The fragment that came first; its place is free again."""

@@ -28,8 +28,8 @@ MOST_PLACES: Final = 4
 """Messages of one sender that may lie in memory at a time."""
 
 SPARE: Final = 8
-"""So many parts of memory are made one more: fragments differ in how many episodes end, and memory that is
-too small has to be made anew, while frames travel."""
+"""Memory is larger by one part in so many than is needed at first: fragments differ in how many episodes end, and
+memory that is too small has to be made anew, while frames travel."""
 
 LINE: Final = 64
 GIVEN_BACK: Final = 1
@@ -181,7 +181,8 @@ class Borrower:
         view = lease.data.toreadonly()
         whole = list(frames)
         for number, start, nbytes in FRAME.iter_unpack(table[LOAN.size :]):
-            if number >= len(frames) or len(frames[number]) or nbytes > len(lease) - min(start, len(lease)):
+            is_there = number < len(frames) and not len(frames[number]) and start % LINE == 0
+            if not is_there or not LARGE_BYTES <= nbytes <= len(lease) - min(start, len(lease)):
                 raise ProtocolError(f"frame {number} of {nbytes} bytes is not where its message says")
             whole[number] = view[start : start + nbytes]
         return whole

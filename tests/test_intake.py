@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -110,6 +111,22 @@ def test_learner_of_many_workers_is_woken_for_several_fragments(
     assert due == [False] * (woken_at - 1) + [True]
 
 
+def test_learner_is_woken_for_a_worker_that_has_no_room_left() -> None:
+    stream = Stream(room=1, workers=80)
+    stream.intake.wait_for(99)
+    stream.comes(3)
+    assert stream.intake.is_due
+
+
+def test_workers_that_are_away_are_not_waited_for() -> None:
+    stream = Stream(workers=80)
+    for peer in stream.peers[16:]:
+        peer.enter(State.AWAY)
+    stream.intake.wait_for(99)
+    stream.comes(3)
+    assert stream.intake.is_due
+
+
 def test_fragment_for_which_there_was_no_room_is_late() -> None:
     stream = Stream(room=1)
     stream.comes(0)
@@ -174,7 +191,9 @@ def test_fragments_are_not_held_back_where_no_more_come(monkeypatch: pytest.Monk
         assert wire.head is not None
         later = threading.Timer(0.05, wire.say, (FRAGMENT, b"w1", sequence))
         later.start()
+        began = time.monotonic()
         arrival = wire.head.next_fragment(30.0, missing=2)
+        assert time.monotonic() - began < 10.0
         later.join()
         assert arrival is not None
         assert arrival.peer.rank == 1

@@ -40,8 +40,11 @@ PACKED = 1 << 14
 APART = 0xFFFFFFFF
 """In the table of that part, instead of a size: this frame is a part of its own."""
 
-PACK_ALIGNMENT = 16
-"""Each frame in a pack begins at a multiple of it, so that any dtype is aligned."""
+LEAST_PACKED = 2
+"""Frames from which on a pack pays."""
+
+PACKED_BELOW_BYTES = 1 << 14
+"""Larger frames are parts of their own, which nobody copies."""
 
 FIRST_HEAD_KIND = 32
 """Kinds below come from workers only, the others from the head only."""
@@ -50,7 +53,7 @@ MAX_FRAMES = 1 << 14
 """Frames of one message: a Welcome has one for each distinct environment of a worker."""
 
 ALIGNED_FROM_BYTES = 1 << 14
-"""Smaller frames may lie at any offset of libzmq's receive buffer (8 KiB); larger ones are aligned."""
+"""Smaller frames may lie at any offset of libzmq's receive buffer (8 KiB) or of a pack; larger ones are aligned."""
 
 
 class Side(enum.Enum):
@@ -72,7 +75,7 @@ class Envelope:
     frames: list[memoryview]
     """Bytes, aligned for any dtype, valid for as long as something refers to them."""
     nbytes: int
-    """Size of header, body and frames."""
+    """Size of all parts, which is that of header, body and frames, and what says where these are."""
 
 
 _KIND_OF = {message_type: kind for kind, message_type in KINDS.items()}
@@ -152,9 +155,7 @@ def decode(
         RecursionError,
     ) as error:  # ValueError: msgspec's, and UnicodeDecodeError
         raise ProtocolError(f"body of {name} ({head.nbytes - HEADER.size} bytes): {error}") from error
-    if not bits & PACKED:
-        frames = [_aligned(frame) for frame in frames]
-    return Envelope(peer, incarnation, sequence, message, frames, nbytes)
+    return Envelope(peer, incarnation, sequence, message, [_aligned(frame) for frame in frames], nbytes)
 
 
 def _read_header(head: memoryview, sender: Side, run_id: int) -> tuple[int, int, int, int]:
@@ -189,39 +190,31 @@ def _check_size(name: str, num_frames: int, nbytes: int, max_message_bytes: int)
 def _packed(frames: Sequence[memoryview | bytes]) -> tuple[Parts, list[int]]:
     """The small frames as one part, if there are several, and the numbers of those that stay parts."""
     sizes = [_size(frame) for frame in frames]
-    apart = [number for number, size in enumerate(sizes) if size >= ALIGNED_FROM_BYTES]
-    if len(frames) - len(apart) < 2:
+    apart = [number for number, size in enumerate(sizes) if size >= PACKED_BELOW_BYTES]
+    if len(frames) - len(apart) < LEAST_PACKED:
         return [], list(range(len(frames)))
-    table = [APART if size >= ALIGNED_FROM_BYTES else size for size in sizes]
-    pieces: Parts = [np.array([len(table), *table], "<u4").tobytes()]
-    end = len(pieces[0])
-    for frame, size in zip(frames, table, strict=True):
-        if size not in (0, APART):
-            pieces += [bytes(-end % PACK_ALIGNMENT), frame]
-            end += -end % PACK_ALIGNMENT + size
-    return [b"".join(pieces)], apart
+    table = [len(sizes), *(APART if size >= PACKED_BELOW_BYTES else size for size in sizes)]
+    small = [frame for frame, size in zip(frames, sizes, strict=True) if size < PACKED_BELOW_BYTES]
+    return [b"".join([np.array(table, "<u4").tobytes(), *small])], apart
 
 
 def _unpacked(name: str, parts: Sequence[memoryview]) -> list[memoryview]:
     """All frames of a message, the first of whose `parts` holds the small ones."""
-    pack = _aligned(parts[0]) if parts else memoryview(b"")
+    pack = parts[0] if parts else memoryview(b"")
     count = int.from_bytes(pack[:4], "little")
-    if not 2 <= count <= min(MAX_FRAMES, (pack.nbytes - 4) // 4):
+    if not LEAST_PACKED <= count <= min(MAX_FRAMES, (pack.nbytes - 4) // 4):
         raise ProtocolError(f"{name} with a pack of {pack.nbytes} bytes for {count} frames")
-    frames, end, apart = [], 4 + 4 * count, iter(parts[1:])
+    frames, start, apart = [], 4 + 4 * count, iter(parts[1:])
     for size in struct.unpack_from(f"<{count}I", pack, 4):
         if size == APART:
             frame = next(apart, None)
             if frame is None:
                 raise ProtocolError(f"{name} without a frame that its pack names")
-            frame = _aligned(frame)
         else:
-            start = end + -end % PACK_ALIGNMENT if size else end
-            end = start + size
-            frame = pack[start:end]
+            frame, start = pack[start : start + size], start + size
         frames.append(frame)
-    if end != pack.nbytes:
-        raise ProtocolError(f"{name} with a pack of {pack.nbytes} bytes; its table tells of {end}")
+    if start != pack.nbytes:
+        raise ProtocolError(f"{name} with a pack of {pack.nbytes} bytes; its table tells of {start}")
     if next(apart, None) is not None:
         raise ProtocolError(f"{name} with a frame that its pack does not name")
     return frames

@@ -29,7 +29,7 @@ AS_PACK = 1 << 6
 
 
 def read_input(data: bytes) -> None:
-    """Decode `data`: kind, number of parts, their lengths, parts, body; then read what it holds.
+    """Decode `data`: kind, number of parts, their lengths (2 bytes each), parts, body; then read what it holds.
 
     The kind is raised by `AS_PACK` where the first part is a pack of frames.
 
@@ -38,16 +38,18 @@ def read_input(data: bytes) -> None:
     """
     kind, count = (data[0], data[1] % MOST_FRAMES) if len(data) > 1 else (0, 0)
     lengths = [int.from_bytes(data[at : at + 2], "little") for at in range(2, 2 + 2 * count, 2)]
-    rest, frames = data[2 + 2 * count :], []
+    rest, tail = data[2 + 2 * count :], []
     for length in lengths:
-        frames.append(rest[:length])
+        tail.append(rest[:length])
         rest = rest[length:]
-    for part in {rest, *frames}:
+    for part in {rest, *tail}:
         _read_part(part)
     kind = kind & ~AS_PACK | (PACKED if kind & AS_PACK else 0)
     header = HEADER.pack(MAGIC, m.PROTOCOL_VERSION, kind, RUN_ID, 0, 1)
-    parts = [memoryview(header + rest), *map(memoryview, frames)]
+    parts = [memoryview(header + rest), *map(memoryview, tail)]
     envelope = decode(parts, sender=Side.WORKER, run_id=RUN_ID, max_message_bytes=LIMIT_BYTES)
+    for frame in envelope.frames:
+        _read_part(bytes(frame))
     _read_message(envelope.message, envelope.frames)
 
 

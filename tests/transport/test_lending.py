@@ -16,7 +16,7 @@ import pytest
 
 from clusterenv import segments
 from clusterenv.errors import ProtocolError
-from clusterenv.lending import FRAME, LOAN, MOST_PLACES, Borrower, Lender
+from clusterenv.lending import FRAME, LARGE_BYTES, LINE, LOAN, MOST_PLACES, Borrower, Lender
 from clusterenv.transport import Client, Envelope
 from clusterenv.transport import messages as m
 from tests.processes import wait_until
@@ -117,18 +117,22 @@ def test_memory_of_another_process_is_refused() -> None:
 
 def test_tables_that_lie_are_refused() -> None:
     borrower = Borrower(borrows=True)
-    _slab, segment = segments.create(64 + 4096)
+    small, most = LARGE_BYTES, LARGE_BYTES + 4096
+    _slab, segment = segments.create(LINE + most)
     assert borrower.accepts(b"p", segment)
     loan = LOAN.pack(segment.nonce, 1)
-    whole = borrower.fetch(b"p", [memoryview(b"")], memoryview(loan + FRAME.pack(0, 96, 4000)))
-    assert len(whole[0]) == 4000
+    whole = borrower.fetch(b"p", [memoryview(b"")], memoryview(loan + FRAME.pack(0, 128, small + 100)))
+    assert len(whole[0]) == small + 100
     for peer, table in (
-        (b"q", loan + FRAME.pack(0, 0, 1)),
-        (b"p", LOAN.pack(segment.nonce ^ 1, 1) + FRAME.pack(0, 0, 1)),
-        (b"p", loan + FRAME.pack(1, 0, 1)),
-        (b"p", loan + FRAME.pack(0, 0, 4097)),
-        (b"p", loan + FRAME.pack(0, 4097, 1)),
-        (b"p", loan + FRAME.pack(0, (1 << 64) - 1, 2)),
+        (b"q", loan + FRAME.pack(0, 0, small)),
+        (b"p", LOAN.pack(segment.nonce ^ 1, 1) + FRAME.pack(0, 0, small)),
+        (b"p", loan + FRAME.pack(1, 0, small)),
+        (b"p", loan + FRAME.pack(0, 0, small - 1)),  # it could be changed while it is checked
+        (b"p", loan + FRAME.pack(0, 8, small)),
+        (b"p", loan + FRAME.pack(0, 0, most + 1)),
+        (b"p", loan + FRAME.pack(0, 64, most)),
+        (b"p", loan + FRAME.pack(0, most + 64, small)),
+        (b"p", loan + FRAME.pack(0, (1 << 64) - 64, small)),
         (b"p", loan + FRAME.pack(0, 0, 1 << 60)),
         (b"p", loan[:-1]),
         (b"p", loan + b"x"),
@@ -137,7 +141,7 @@ def test_tables_that_lie_are_refused() -> None:
         with pytest.raises(ProtocolError):
             borrower.fetch(peer, [memoryview(b"")], memoryview(table))
     with pytest.raises(ProtocolError):
-        borrower.fetch(b"p", [memoryview(b"here")], memoryview(loan + FRAME.pack(0, 0, 1)))
+        borrower.fetch(b"p", [memoryview(b"here")], memoryview(loan + FRAME.pack(0, 0, small)))
 
 
 def test_lent_frames_count_for_the_limit(start_run: StartRun) -> None:
