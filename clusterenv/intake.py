@@ -87,7 +87,7 @@ class Intake:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is worth waking the learner for the fragments that have come, if only for a worker that waits."""
+        """Whether the learner is woken for what has come, perhaps since its sender has to wait."""
         return bool(self.arrived) and (len(self.arrived) >= self._wanted or not self.arrived[-1].peer.room)
 
     def take(self) -> Arrival:

@@ -28,8 +28,8 @@ MOST_PLACES: Final = 4
 """Messages of one sender that may lie in memory at a time."""
 
 SPARE: Final = 8
-"""Memory is larger by one part in so many than is needed at first: fragments differ in how many episodes end, and
-memory that is too small has to be made anew, while frames travel."""
+"""Memory is larger by one part in so many than is needed at first: fragments differ in how many episodes end,
+and memory that is too small has to be made anew, while frames travel."""
 
 LINE: Final = 64
 GIVEN_BACK: Final = 1

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from clusterenv.adapters.actions import ActionTerms
 from clusterenv.adapters.base import Array, Drawing, Floats, Nested
 from clusterenv.adapters.programs import Program
-from clusterenv.adapters.reading import defining_tensors, to_array
+from clusterenv.adapters.reading import defining_tensors, to_array, to_column
 from clusterenv.adapters.replaying import Replay
 from clusterenv.adapters.watching import Watch
 from clusterenv.distributions import Family, Kind
@@ -60,7 +60,9 @@ class Fused:
         self._log_std: Floats | None = None
         self._value: Program | None = None
         self._replay: Replay | None = None
+        self._replays_values = False
         self._on_trial = False
+        self._watched: Nested = None
         self._drawing: Drawing | None = None
         self._value_due = True
         self._watch_at = WATCH_FROM
@@ -76,7 +78,8 @@ class Fused:
         if self._family is None or self._acts > self._watch_at:
             return None
         if self._replay is not None:
-            return None if self._on_trial else self._replayed(self._family, obs, with_values=with_values)
+            asks = self._on_trial or (with_values and not self._replays_values)
+            return None if asks else self._replayed(obs)
         if with_values and self._value is None:
             return None
         self.used = True
@@ -131,6 +134,11 @@ class Fused:
         with self._watch.paused():
             yield
 
+    def has_given(self, sample: Tensor) -> None:
+        """The agent of such a call was given a sample of its own distribution."""
+        if self._watch is not None:
+            self._watch.draws(sample)
+
     def learn(
         self,
         obs: Nested,
@@ -143,10 +151,10 @@ class Fused:
         watch, self._watch = self._watch, None
         if watch is None:
             if self._on_trial:
-                self._try_out(obs, params)
+                self._try_out(obs, family, params, value)
             return
         self._family = self._policy = self._log_std = self._value = self._drawing = self._replay = None
-        self._value_due = True
+        self._value_due, self._on_trial = True, False
         self._watch_at = self._acts + CHECK_EVERY
         if family is None or params is None or distribution is None or watch.shape != obs.shape:
             return
@@ -158,13 +166,22 @@ class Fused:
             self._family = family
             return
         self._policy = self._log_std = None
-        values = (value,) if isinstance(value, Tensor) and value.numel() == len(obs) else ()
-        tensors = defining_tensors(distribution)
+        self._replay = self._find_replay(watch, family, distribution, value, len(obs))
+        self._family = None if self._replay is None else family
+        self._on_trial, self._watched = self._replay is not None, obs.copy()
+
+    def _find_replay(
+        self, watch: Watch, family: Family, distribution: Distribution, value: object, rows: int
+    ) -> Replay | None:
+        first, *scales = defining_tensors(distribution)
         if family.kind is Kind.CATEGORICAL:
-            tensors = (watch.before_shift(tensors[0]),)
-        self._replay = watch.replay_of(*tensors, *values)
-        self._on_trial = self._replay is not None
-        self._family = family if self._on_trial else None
+            first = watch.before_shift(first)
+        self._replays_values = value is not None
+        if value is None:
+            return watch.replay_of(first, constants=scales)
+        if not isinstance(value, Tensor) or value.numel() != rows:
+            return None
+        return watch.replay_of(first, value, constants=scales)
 
     def _find(self, watch: Watch, distribution: Distribution) -> bool:
         tensors = defining_tensors(distribution)
@@ -183,31 +200,44 @@ class Fused:
         if program is not None and program.width == 1 and program.cost <= LARGEST:
             self._value = program if _close(program(obs)[:, 0], to_array(value).reshape(-1)) else None
 
-    def _try_out(self, obs: Nested, params: Floats | None) -> None:
-        """Compare with a second act of the agent's, which shows whether it does the same in each."""
-        assert self._family is not None
-        family, ours = self._family, self._replayed(self._family, obs, with_values=False)
-        if ours is not None:
-            self._on_trial = False
-            if params is None or not self._agrees(family, ours[1], params):
-                self._family = self._replay = None
+    def _try_out(self, obs: Nested, family: Family | None, params: Floats | None, value: object) -> None:
+        """Compare with another act of the agent's, which shows whether it does the same in each.
 
-    def _replayed(
-        self, family: Family, obs: Nested, *, with_values: bool
-    ) -> tuple[Family, Floats, Floats | None] | None:
+        On the same observations that would show nothing.
+        """
+        if obs.shape != self._watched.shape or np.array_equal(obs, self._watched):
+            return
+        self._on_trial, self._watched = False, None
+        if not self._repeats(obs, family, params, value):
+            self._family = self._replay = None
+
+    def _repeats(self, obs: Nested, family: Family | None, params: Floats | None, value: object) -> bool:
+        """Whether the replay gives what the agent has just given."""
+        if family is None or params is None or family != self._family:
+            return False
+        ours = self._replayed(obs)
+        if ours is None or not self._agrees(family, ours[1], params):
+            return False
+        return ours[2] is None or _close(ours[2], to_column(value, len(obs), "value"))
+
+    def _replayed(self, obs: Nested) -> tuple[Family, Floats, Floats | None] | None:
+        """Family, parameters, and values where they come with them; None: the agent must compute."""
+        assert self._family is not None
         assert self._replay is not None
         if obs.shape != self._replay.shape:
             return None
-        inputs = self._to_inputs(obs)
-        with torch.inference_mode():
-            tensors = [to_array(tensor).reshape(len(inputs), -1) for tensor in self._replay(inputs)]
-        params = tensors.pop(0)
-        if family.kind is Kind.DIAG_GAUSSIAN:
-            params = np.concatenate([params, np.log(tensors.pop(0))], axis=1)
-        values = tensors[0][:, 0] if tensors else self.values(obs) if with_values else None
-        if with_values and values is None:
+        try:
+            with torch.inference_mode():
+                first, *others = map(to_array, self._replay(self._to_inputs(obs)))
+        except (RuntimeError, TypeError, ValueError, IndexError):  # sizes may depend on numbers unseen
+            self._family = self._replay = None
             return None
-        return family, np.ascontiguousarray(params, np.float32), values
+        rows = len(obs)
+        values = to_column(others.pop(0), rows, "value") if self._replays_values else None
+        params = first.reshape(rows, -1)
+        if self._family.kind is Kind.DIAG_GAUSSIAN:
+            params = np.concatenate([params, np.log(others.pop(0)).reshape(rows, -1)], axis=1)
+        return self._family, np.ascontiguousarray(params, np.float32), values
 
     @staticmethod
     def _agrees(family: Family, ours: Floats, theirs: Floats) -> bool:

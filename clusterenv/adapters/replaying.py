@@ -1,21 +1,24 @@
 """What an agent computed with torch, computed again without the agent: its operations, on the same constants.
 
 Modules, distributions and their checks take a small agent more time than its operations. This is for what C++
-does not repeat; what it gives is the agent's to the last bit.
+does not repeat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Op = Any
 """An overload of one of torch's operations."""
 Argument = Any
 """Of an operation: a tensor, a number, or a list of such; in a template, slots stand for some tensors."""
+
+aten: Any = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,41 +47,54 @@ class Tape:
         """Nothing but `inputs` is followed yet."""
         self._inputs = inputs
         self._made: dict[int, Tensor] = {id(inputs): inputs}  # kept, so that identities stay their own
+        self._drawn: set[int] = set()
         self._operations: list[_Operation] = []
         self._decides = False
 
     def note(self, func: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: object) -> None:
         """An operation was done, which may have to do with the inputs."""
-        if not self._follows((args, tuple(kwargs.values()))):
+        given = list(_tensors([*args, *kwargs.values()]))
+        followed = [each for each in given if id(each) in self._made]
+        if not followed:
             return
         results = (result,) if isinstance(result, Tensor) else result
-        if not isinstance(results, list | tuple) or not all(isinstance(each, Tensor) for each in results):
-            self._decides = True  # a number that Python is told may decide what is done next
+        is_told = not isinstance(results, list | tuple) or not all(
+            isinstance(each, Tensor) for each in results
+        )
+        if is_told or _shape_depends_on_numbers(func, args):
+            self._decides = True  # Python may do something else next, for other numbers
+            return
+        assert isinstance(results, list | tuple)
+        constants = {id(each) for each in given} - self._made.keys()
+        fresh = [each for each in results if id(each) not in constants]  # others were given back as they are
+        if not fresh:
             return
         self._operations.append(_Operation(func, args, kwargs, tuple(results), isinstance(result, Tensor)))
-        self._made.update((id(each), each) for each in results)
+        self._made.update((id(each), each) for each in fresh)
+        if any(id(each) in self._drawn for each in followed):
+            self._drawn.update(id(each) for each in fresh)
 
-    def _follows(self, value: Argument) -> bool:
-        if isinstance(value, list | tuple):
-            return any(self._follows(each) for each in value)
-        return id(value) in self._made
+    def draws(self, sample: Tensor) -> None:
+        """The agent was given `sample`, which is another in each act; so is what is computed from it."""
+        self._made[id(sample)] = sample
+        self._drawn.add(id(sample))
 
-    def replay_of(self, *targets: Tensor) -> Replay | None:
-        """What gives `targets` for other inputs of the same shape; None if the first is not followed."""
-        if self._decides or id(targets[0]) not in self._made:
+    def replay_of(self, *targets: Tensor, constants: Sequence[Tensor] = ()) -> Replay | None:
+        """What gives `targets`, and then `constants`, for other inputs of the same shape.
+
+        None where a target does not come from the inputs alone; those of `constants` may be constant.
+        """
+        known = all(id(target) in self._made for target in targets)
+        drawn = any(id(target) in self._drawn for target in (*targets, *constants))
+        if self._decides or not known or drawn:
             return None
-        wanted, needed = {id(target) for target in targets}, []
+        wanted, needed = {id(target) for target in (*targets, *constants)}, []
         for operation in reversed(self._operations):
             if any(id(result) in wanted for result in operation.results):
                 needed.append(operation)
-                wanted.update(self._ids((operation.args, tuple(operation.kwargs.values()))))
-        return Replay(self._inputs, needed[::-1], targets, self._made)
-
-    def _ids(self, value: Argument) -> set[int]:
-        """Of the followed tensors in an argument."""
-        if isinstance(value, list | tuple):
-            return set().union(*map(self._ids, value))
-        return {id(value)} & self._made.keys()
+                given = _tensors([*operation.args, *operation.kwargs.values()])
+                wanted.update(id(each) for each in given if id(each) in self._made)
+        return Replay(self._inputs, needed[::-1], (*targets, *constants), self._made)
 
 
 class Replay:
@@ -93,23 +109,24 @@ class Replay:
     ) -> None:
         """`targets` are what `operations` give, or constants; what is not `followed` is constant."""
         self.shape = tuple(inputs.shape)
-        numbers = {identity: number for number, identity in enumerate(followed)}
+        slots = {identity: number for number, identity in enumerate(followed)}
         steps = []
         for operation in operations:
-            if (same := _unchanged(operation)) is not None and id(same) in numbers:
-                numbers[id(operation.results[0])] = numbers[id(same)]
+            if (same := _unchanged(operation)) is not None and id(same) in slots:
+                slots[id(operation.results[0])] = slots[id(same)]
             else:
                 steps.append(operation)
-        self._values: list[Any] = [None] * len(numbers)
-        self._first = numbers[id(inputs)]
-        self._targets = [_slotted(target, numbers) for target in targets]
+        self._values: list[Any] = [None] * len(slots)
+        self._first = slots[id(inputs)]
+        self._targets = [_slotted(target, slots) for target in targets]
         self._steps: list[_Step] = []
-        kept = _numbers(self._targets)
+        kept = _slots_in(self._targets)
         for operation in reversed(steps):
-            args = _slotted(list(operation.args), numbers)
-            kwargs = {name: _slotted(arg, numbers) for name, arg in operation.kwargs.items()}
-            gives = [numbers[id(result)] for result in operation.results]
-            done = (_numbers([args, *kwargs.values()]) | set(gives)) - kept
+            args = _slotted(list(operation.args), slots)
+            kwargs = {name: _slotted(arg, slots) for name, arg in operation.kwargs.items()}
+            gives = [slots.get(id(result)) for result in operation.results]
+            filled = {number for number in gives if number is not None}
+            done = (_slots_in([args, *kwargs.values()]) | filled) - kept
             kept |= done
             single = gives[0] if operation.is_single else None
             self._steps.insert(0, (operation.func, _Template(args), kwargs, single, gives, tuple(done)))
@@ -128,13 +145,14 @@ class Replay:
                 values[single] = result
             else:
                 for number, part in zip(gives, result, strict=True):
-                    values[number] = part
+                    if number is not None:
+                        values[number] = part
             for number in done:
                 values[number] = None
         return [_filled(target, values) for target in self._targets]
 
 
-_Step = tuple[Op, "_Template", Mapping[str, Any], int | None, Sequence[int], Sequence[int]]
+_Step = tuple[Op, "_Template", Mapping[str, Any], int | None, Sequence[int | None], Sequence[int]]
 """Operation, arguments, the slot of its one result or None, slots of all, and those not needed after it.
 
 A tuple since it is read in every act.
@@ -147,7 +165,7 @@ class _Template:
     def __init__(self, args: list[Any]) -> None:
         self._args = args
         self._slots = [(at, arg.number) for at, arg in enumerate(args) if isinstance(arg, _Slot)]
-        self._nested = [(at, arg) for at, arg in enumerate(args) if isinstance(arg, list) and _numbers(arg)]
+        self._nested = [(at, arg) for at, arg in enumerate(args) if isinstance(arg, list) and _slots_in(arg)]
 
     def filled(self, values: Sequence[Any]) -> list[Any]:
         args = self._args.copy()
@@ -158,19 +176,46 @@ class _Template:
         return args
 
 
+_COUNTING = {
+    aten.where.default,
+    aten.nonzero_numpy.default,
+    aten.repeat_interleave.self_Tensor,
+}
+"""What gives as many numbers as others say, though torch has no tag that tells it."""
+
+
+def _shape_depends_on_numbers(func: Op, args: tuple[Any, ...]) -> bool:
+    """Whether the result has another shape for other numbers."""
+    if func is aten.one_hot.default:
+        return len(args) < 2 or args[1] < 0
+    if func is aten.index.Tensor:
+        return any(each.dtype in (torch.bool, torch.uint8) for each in _tensors(args[1]))
+    return torch.Tag.dynamic_output_shape in func.tags or func in _COUNTING
+
+
 def _unchanged(operation: _Operation) -> Tensor | None:
     """The argument that the operation has given back as it is, such as a conversion to the dtype it has."""
     if not operation.is_single or not operation.args or not isinstance(operation.args[0], Tensor):
         return None
     before, after = operation.args[0], operation.results[0]
+    if before.layout is not torch.strided or after.layout is not torch.strided or before.is_complex():
+        return None
     same = before.dtype is after.dtype and before.shape == after.shape and before.stride() == after.stride()
     return before if same and before.data_ptr() == after.data_ptr() else None
 
 
-def _slotted(value: Argument, numbers: Mapping[int, int]) -> Argument:
+def _tensors(value: Argument) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _slotted(value: Argument, slots: Mapping[int, int]) -> Argument:
     if isinstance(value, list | tuple):
-        return [_slotted(each, numbers) for each in value]
-    return _Slot(numbers[id(value)]) if id(value) in numbers else value
+        return [_slotted(each, slots) for each in value]
+    return _Slot(slots[id(value)]) if id(value) in slots else value
 
 
 def _filled(template: Argument, values: Sequence[Any]) -> Argument:
@@ -179,8 +224,8 @@ def _filled(template: Argument, values: Sequence[Any]) -> Argument:
     return [_filled(each, values) for each in template] if isinstance(template, list) else template
 
 
-def _numbers(template: Argument) -> set[int]:
-    """Of all slots in it."""
+def _slots_in(template: Argument) -> set[int]:
+    """Numbers of all slots in it."""
     if isinstance(template, list):
-        return set().union(*map(_numbers, template))
+        return set().union(*map(_slots_in, template))
     return {template.number} if isinstance(template, _Slot) else set()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import random
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -72,6 +75,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         """Watch."""
+        self._generators = _generators()
         self._functions.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -84,6 +88,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Watch no longer."""
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._broken |= self._generators != _generators()
         self._functions.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
@@ -102,9 +107,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return Program(seen.layers, self.shape[1:].numel())
 
-    def replay_of(self, *tensors: Tensor) -> Replay | None:
-        """What computes `tensors` for other observations in as many rows; None where that cannot be done."""
-        return None if self._broken else self._tape.replay_of(*tensors)
+    def replay_of(self, *tensors: Tensor, constants: Sequence[Tensor] = ()) -> Replay | None:
+        """As `Tape.replay_of`; None too if the agent did what cannot be followed."""
+        return None if self._broken else self._tape.replay_of(*tensors, constants=constants)
+
+    def draws(self, sample: Tensor) -> None:
+        """The agent was given a sample of its own distribution."""
+        self._tape.draws(sample)
 
     def before_shift(self, tensor: Tensor) -> Tensor:
         """The same but for a number that was subtracted from each row."""
@@ -139,6 +148,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._broken = True
             return result
         self._tape.note(func, args, kwargs, result)
+        if any(result is arg for arg in args) and id(result) not in self._seen:
+            return result  # a constant, given back as it is
         if self._depends(args) or self._depends(tuple(kwargs.values())):
             with self.paused():
                 self._follow(func, args, kwargs, result)
@@ -235,7 +246,7 @@ class _Functions(TorchFunctionMode):
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
-        self._watch = watch
+        self._watch = weakref.proxy(watch)  # what was watched is as large as what the agent computes
 
     def __torch_function__(
         self,
@@ -248,6 +259,11 @@ class _Functions(TorchFunctionMode):
         if func in LEAVES_TORCH:
             self._watch.left_torch()
         return func(*args, **(kwargs or {}))
+
+
+def _generators() -> tuple[Any, ...]:
+    """Where Python's and NumPy's common generators stand; torch's operations tell that they draw."""
+    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 def _cannot_be_repeated(func: Op) -> bool:

@@ -53,7 +53,7 @@ MAX_FRAMES = 1 << 14
 """Frames of one message: a Welcome has one for each distinct environment of a worker."""
 
 ALIGNED_FROM_BYTES = 1 << 14
-"""Smaller frames may lie at any offset of libzmq's receive buffer (8 KiB) or of a pack; larger ones are aligned."""
+"""Smaller frames may lie at any offset of libzmq's receive buffer (8 KiB) or a pack; others are aligned."""
 
 
 class Side(enum.Enum):

@@ -111,18 +111,32 @@ class Squeamish(nn.Module):
         return Independent(Normal(means.unflatten(1, (2, 2)), scales.exp().unflatten(1, (2, 2))), 2)
 
 
-class Asked(nn.Module):
-    """CleanRL's method over networks that C++ does not repeat."""
+class Divided(nn.Module):
+    """A Gaussian whose constant deviation is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.net, self.log_std = mlp(5, 2), nn.Parameter(torch.zeros(2))
+
+    def distribution(self, obs: Tensor) -> Distribution:
+        scale = self.log_std.exp().expand(len(obs), 2)
+        return Independent(Normal(torch.sin(self.net(obs)) / scale, scale), 1)
+
+
+class Asked(nn.Module):
+    """CleanRL's method over networks that C++ does not repeat."""
+
+    def __init__(self, value: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.value_of = value
         self.body, self.actor, self.critic = nn.Linear(5, 8), nn.Linear(8, 3), nn.Linear(8, 1)
 
     def get_action_and_value(self, obs: Tensor, action: Tensor | None = None) -> Any:
         hidden = nn.functional.silu(self.body(obs))
         policy = Categorical(logits=self.actor(hidden))
         action = policy.sample() if action is None else action
-        return action, policy.log_prob(action), policy.entropy(), self.critic(hidden)
+        value = self.critic(hidden) if self.value_of is None else self.value_of(self, hidden, action)
+        return action, policy.log_prob(action), policy.entropy(), value
 
 
 REPEATED: dict[str, tuple[Any, Any]] = {
@@ -131,6 +145,9 @@ REPEATED: dict[str, tuple[Any, Any]] = {
     "of all rows": (lambda a, x: x - x.mean(0), same),
     "of its own": (lambda a, x: x * x, same),
     "upside down": (lambda a, x: x.flip(0), same),
+    "a constant given back": (lambda a, x: (x - a.mean.type_as(x)) * a.mean.type_as(x), same),
+    "a constant used before": (lambda a, x: torch.broadcast_tensors(x * torch.tanh(a.mean), a.mean)[0], same),
+    "chosen": (lambda a, x: x[:, [4, 3, 2, 1, 0]] * x, same),
     "shaped as it is": (lambda a, x: torch.zeros_like(x) + a.mean.expand_as(x) * x, same),
 }
 
@@ -146,6 +163,7 @@ def test_operations_are_repeated(name: str) -> None:
         (Attends(), BOX, "discrete"),
         (Sees(), PIXELS, "discrete"),
         (Squeamish(), BOX, "box"),
+        (Divided(), BOX, "flat"),
         (Asked(), BOX, "discrete"),
         (make_agent("torch", BOX, spaces.Discrete(3)), BOX, "discrete"),
         (make_agent("torch", BOX, spaces.Box(-1, 1, (2,))), BOX, "flat"),
@@ -160,7 +178,18 @@ def told(agent: Around, x: Tensor) -> Tensor:
     return x if torch.equal(x, x.flip(0)) else -x
 
 
+def where_large(agent: Around, x: Tensor) -> Tensor:
+    large = (x[:, 0] > 1e9).nonzero()[:, 0]
+    return x.index_add(0, large, agent.mean.expand(len(large), -1)) if len(large) else x * 2
+
+
+def drawn_by_numpy(_: Around, x: Tensor) -> Tensor:
+    return torch.zeros_like(x) if np.random.rand() < 1e-9 else torch.softmax(x, 1)
+
+
 LEFT_ALONE: dict[str, tuple[Any, Any]] = {
+    "as many as numbers say": (where_large, same),
+    "drawn by NumPy": (same, drawn_by_numpy),
     "decided by numbers": (lambda a, x: x if x.max() > 1e9 else -x, same),
     "decided outside": (lambda a, x: x if x.numpy().max() > 1e9 else -x, same),
     "told by torch": (told, same),
@@ -233,6 +262,69 @@ def test_values_come_with_the_actions_where_one_method_gives_both() -> None:
             acted.values, agent.get_action_and_value(torch.from_numpy(obs))[3][:, 0]
         )
     assert not worker.values_apart
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda agent, hidden, action: agent.actor(hidden).gather(1, action.unsqueeze(1)),
+        lambda agent, hidden, action: agent.critic(hidden + nn.functional.one_hot(action, 8)),
+        lambda agent, hidden, action: np.ones(len(hidden), np.float32),
+        lambda agent, hidden, action: torch.ones(len(hidden)),
+    ],
+    ids=["of the action", "of the action too", "of NumPy", "constant"],
+)
+def test_values_that_do_not_come_from_observations_alone_are_the_agents(value: Callable[..., Any]) -> None:
+    agent = Asked(value)
+    worker = worker_of(agent)
+    for seed in range(AFTER + 3):
+        obs = torch.from_numpy(some_obs(seed))
+        acted = act(worker, obs.numpy())
+        with torch.no_grad():
+            hidden = nn.functional.silu(agent.body(obs))
+            expected = value(agent, hidden, torch.from_numpy(acted.actions - ACTIONS["discrete"].start))
+        np.testing.assert_allclose(acted.values, np.asarray(expected).reshape(-1), rtol=1e-5, atol=1e-6)
+
+
+def test_agent_that_does_not_take_its_samples_keeps_its_own_actions() -> None:
+    class Moody(Asked):
+        calls = 0
+
+        def get_action_and_value(self, obs: Tensor, action: Tensor | None = None) -> Any:
+            self.calls += 1
+            action, *others = super().get_action_and_value(obs, action)
+            return torch.zeros_like(action) if self.calls == WATCH_FROM + AFTER else action, *others
+
+    with pytest.raises(AgentError, match="NoneType"):
+        act(repeats(Moody()), some_obs(9))
+
+
+def test_same_observations_prove_nothing() -> None:
+    class Remembers(nn.Module):
+        """Moves are what it sees, which nothing in its weights shows."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.last = mlp(10, 3), torch.zeros(ROWS, 5)
+
+        def distribution(self, obs: Tensor) -> Distribution:
+            last, self.last = self.last, obs
+            return Categorical(logits=torch.sin(self.net(torch.cat([obs, obs - last], 1))))
+
+    worker = worker_of(Remembers())
+    for seed in (3, 3, 3, 4):
+        act(worker, some_obs(seed))
+    worker._agent = None
+    with pytest.raises(AgentError, match="NoneType"):
+        act(worker, some_obs(9))
+
+
+def test_tensors_without_strides_are_repeated_or_left_alone() -> None:
+    agent = Around(lambda a, x: torch.sparse.mm(x.to_sparse(), torch.eye(5)), same)
+    worker = worker_of(agent)
+    for seed in range(AFTER + 2):
+        obs = some_obs(seed)
+        assert_equal_params(worker, act(worker, obs).params, worker.parameters(obs))
 
 
 def test_value_function_of_its_own_is_asked_where_values_are_wanted() -> None:

@@ -29,7 +29,7 @@ AS_PACK = 1 << 6
 
 
 def read_input(data: bytes) -> None:
-    """Decode `data`: kind, number of parts, their lengths (2 bytes each), parts, body; then read what it holds.
+    """Decode `data`: kind, number of parts, their lengths (2 bytes each), parts, body; then read it.
 
     The kind is raised by `AS_PACK` where the first part is a pack of frames.
 
