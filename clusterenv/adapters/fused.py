@@ -34,6 +34,9 @@ WATCH_FROM = 4
 
 Nothing from before the state counts, so that training that goes on from a milestone gives the same numbers.
 """
+TRIALS = 2
+"""Acts, each on new observations, that show that torch may repeat an agent: one that keeps what it saw last
+differs in the second."""
 REPEATED = (Kind.CATEGORICAL, Kind.BERNOULLI, Kind.DIAG_GAUSSIAN)
 LARGEST = 1 << 17
 """Multiplications for one observation up to which torch's own cost is worth avoiding."""
@@ -61,7 +64,7 @@ class Fused:
         self._value: Program | None = None
         self._replay: Replay | None = None
         self._replays_values = False
-        self._on_trial = False
+        self._trials = 0
         self._watched: Nested = None
         self._drawing: Drawing | None = None
         self._value_due = True
@@ -78,7 +81,7 @@ class Fused:
         if self._family is None or self._acts > self._watch_at:
             return None
         if self._replay is not None:
-            asks = self._on_trial or (with_values and not self._replays_values)
+            asks = self._trials > 0 or (with_values and not self._replays_values)
             return None if asks else self._replayed(obs)
         if with_values and self._value is None:
             return None
@@ -150,11 +153,11 @@ class Fused:
         """Remember how the call just watched came to its parameters and value, if that can be repeated."""
         watch, self._watch = self._watch, None
         if watch is None:
-            if self._on_trial:
+            if self._trials:
                 self._try_out(obs, family, params, value)
             return
         self._family = self._policy = self._log_std = self._value = self._drawing = self._replay = None
-        self._value_due, self._on_trial = True, False
+        self._value_due, self._trials = True, 0
         self._watch_at = self._acts + CHECK_EVERY
         if family is None or params is None or distribution is None or watch.shape != obs.shape:
             return
@@ -166,16 +169,14 @@ class Fused:
             self._family = family
             return
         self._policy = self._log_std = None
-        self._replay = self._find_replay(watch, family, distribution, value, len(obs))
+        self._replay = self._find_replay(watch, distribution, value, len(obs))
         self._family = None if self._replay is None else family
-        self._on_trial, self._watched = self._replay is not None, obs.copy()
+        self._trials, self._watched = 0 if self._replay is None else TRIALS, obs.copy()
 
     def _find_replay(
-        self, watch: Watch, family: Family, distribution: Distribution, value: object, rows: int
+        self, watch: Watch, distribution: Distribution, value: object, rows: int
     ) -> Replay | None:
         first, *scales = defining_tensors(distribution)
-        if family.kind is Kind.CATEGORICAL:
-            first = watch.before_shift(first)
         self._replays_values = value is not None
         if value is None:
             return watch.replay_of(first, constants=scales)
@@ -203,13 +204,13 @@ class Fused:
     def _try_out(self, obs: Nested, family: Family | None, params: Floats | None, value: object) -> None:
         """Compare with another act of the agent's, which shows whether it does the same in each.
 
-        On the same observations that would show nothing.
+        On the observations of the act before that would show nothing.
         """
         if obs.shape != self._watched.shape or np.array_equal(obs, self._watched):
             return
-        self._on_trial, self._watched = False, None
+        self._trials, self._watched = self._trials - 1, obs.copy()
         if not self._repeats(obs, family, params, value):
-            self._family = self._replay = None
+            self._trials, self._family, self._replay = 0, None, None
 
     def _repeats(self, obs: Nested, family: Family | None, params: Floats | None, value: object) -> bool:
         """Whether the replay gives what the agent has just given."""

@@ -1,7 +1,7 @@
 """What an agent computed with torch, computed again without the agent: its operations, on the same constants.
 
 Modules, distributions and their checks take a small agent more time than its operations. This is for what C++
-does not repeat.
+does not repeat; what it gives is the agent's to the last bit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Tape:
         self._made: dict[int, Tensor] = {id(inputs): inputs}  # kept, so that identities stay their own
         self._drawn: set[int] = set()
         self._operations: list[_Operation] = []
-        self._decides = False
+        self.decides = False
+        """Whether Python was told a number, and may do something else for others."""
 
     def note(self, func: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: object) -> None:
         """An operation was done, which may have to do with the inputs."""
@@ -62,7 +63,7 @@ class Tape:
             isinstance(each, Tensor) for each in results
         )
         if is_told or _shape_depends_on_numbers(func, args):
-            self._decides = True  # Python may do something else next, for other numbers
+            self.decides = True
             return
         assert isinstance(results, list | tuple)
         constants = {id(each) for each in given} - self._made.keys()
@@ -86,7 +87,7 @@ class Tape:
         """
         known = all(id(target) in self._made for target in targets)
         drawn = any(id(target) in self._drawn for target in (*targets, *constants))
-        if self._decides or not known or drawn:
+        if self.decides or not known or drawn:
             return None
         wanted, needed = {id(target) for target in (*targets, *constants)}, []
         for operation in reversed(self._operations):

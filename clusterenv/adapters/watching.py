@@ -52,8 +52,6 @@ class _Seen:
     """None: computed in a way that is not repeated."""
     shifted: bool = False
     """Whether a number was subtracted from each row, as `Categorical` does with logits."""
-    before: Tensor | None = None
-    """What it was subtracted from."""
     sums: Tensor | None = None
     """Of which tensor it is the logsumexp of each row."""
 
@@ -103,7 +101,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def program_of(self, tensor: Tensor) -> Program | None:
         """How `tensor` came out of the observations; None where that cannot be repeated."""
         seen = self._seen.get(id(tensor))
-        if self._broken or seen is None or seen.layers is None or not tensor.numel():
+        if self._broken or self._tape.decides or seen is None or seen.layers is None or not tensor.numel():
             return None
         return Program(seen.layers, self.shape[1:].numel())
 
@@ -114,11 +112,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def draws(self, sample: Tensor) -> None:
         """The agent was given a sample of its own distribution."""
         self._tape.draws(sample)
-
-    def before_shift(self, tensor: Tensor) -> Tensor:
-        """The same but for a number that was subtracted from each row."""
-        seen = self._seen.get(id(tensor))
-        return tensor if seen is None or seen.before is None else seen.before
 
     def constant_row(self, tensor: Tensor) -> Floats | None:
         """The row that a tensor [n, features] repeats; None if it depends on the observations."""
@@ -187,7 +180,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole = args[1] in ([-1], [1]) and source.tensor.ndim == 2 and args[2:] == (True,)
             self._keep(result, None, sums=source.tensor if whole else None)
         elif func is aten.sub.Tensor and source is not None and self._is_normalised(source, args, kwargs):
-            self._keep(result, source.layers, shifted=True, before=source.tensor)
+            self._keep(result, source.layers, shifted=True)
         else:
             self._keep(result, self._extended(func, args, kwargs, result))
 
