@@ -47,14 +47,12 @@ class Capture:
         *,
         skip_scores: bool,
         aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-        tell: Callable[[Tensor], None] = lambda _: None,
     ) -> None:
         """Answer for distributions of `family` with what `draw` gives; with `skip_scores`, score nothing.
 
-        What is done for an answer is done inside `aside()`, and each sample is told to `tell`.
+        What is done for an answer is done inside `aside()`.
         """
         self._aside = aside
-        self._tell = tell
         self.family = family
         """Of the action, once it was sampled."""
         self._rows = rows
@@ -83,10 +81,7 @@ class Capture:
     def sample(self, distribution: Distribution) -> Tensor | None:
         """The sample that the agent is to have; None if the distribution must draw by itself."""
         with self._aside():
-            drawn = self._sample(distribution)
-        if drawn is not None:
-            self._tell(drawn)
-        return drawn
+            return self._sample(distribution)
 
     def _sample(self, distribution: Distribution) -> Tensor | None:
         if self._failed:

@@ -155,10 +155,8 @@ class CapturedAdapter(TorchAdapter):
             return None
         known = self._own and self._trusted is True
         watching = contextlib.nullcontext() if watched is None else self._fused.watching(inputs)
-        fused = self._fused
-        capture = Capture(
-            family, rows, draw_for, skip_scores=known, aside=fused.not_watching, tell=fused.has_given
-        )
+        aside = self._fused.not_watching
+        capture = Capture(family, rows, draw_for, skip_scores=known, aside=aside)
         generators = contextlib.nullcontext() if known else kept_generators(self._place[0])
         with generators, capturing(capture), watching:
             action, log_prob, value, next_state = self._call(inputs, rows, env_ids, state)

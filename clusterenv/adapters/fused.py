@@ -1,28 +1,24 @@
-"""An agent's numbers computed without it, found by watching the agent compute and checked against it.
+"""A small network computed without torch, found by watching the agent compute and checked against it.
 
 Torch spends more on the dispatch of each operation than a small network's arithmetic takes for the rows of a
-runner. What C++ repeats was seen from end to end: linear layers, activations, and arithmetic with what does
-not depend on the observations. Where anything else is seen, torch repeats the same operations without the
-agent's modules and distributions; and where they cannot be repeated, the agent computes for itself.
+runner. Only what was seen from end to end is repeated: linear layers, activations, and arithmetic with what
+does not depend on the observations. Where anything else is seen, the agent computes for itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from clusterenv.adapters.actions import ActionTerms
 from clusterenv.adapters.base import Array, Drawing, Floats, Nested
-from clusterenv.adapters.programs import Program
-from clusterenv.adapters.reading import defining_tensors, to_array, to_column
-from clusterenv.adapters.replaying import Replay
-from clusterenv.adapters.watching import Watch
+from clusterenv.adapters.reading import defining_tensors, to_array
+from clusterenv.adapters.watching import Program, Watch
 from clusterenv.distributions import Family, Kind
 
 TOLERANCE = 1e-5
@@ -34,9 +30,6 @@ WATCH_FROM = 4
 
 Nothing from before the state counts, so that training that goes on from a milestone gives the same numbers.
 """
-TRIALS = 2
-"""Acts, each on new observations, that show that torch may repeat an agent: one that keeps what it saw last
-differs in the second."""
 REPEATED = (Kind.CATEGORICAL, Kind.BERNOULLI, Kind.DIAG_GAUSSIAN)
 LARGEST = 1 << 17
 """Multiplications for one observation up to which torch's own cost is worth avoiding."""
@@ -45,15 +38,14 @@ LARGEST = 1 << 17
 class Fused:
     """The parameters and values of one agent, under one state: `forget` it when another is loaded."""
 
-    def __init__(self, *, watch: bool, to_inputs: Callable[[Nested], Nested]) -> None:
-        """Know nothing yet, and without `watch` never more; the agent gets observations by `to_inputs`."""
+    def __init__(self, *, watch: bool) -> None:
+        """Know nothing yet, and without `watch` never more."""
         self._may_watch = watch
-        self._to_inputs = to_inputs
         self._watch: Watch | None = None
         self._acts = 0
         self._watch_at = WATCH_FROM
         self.used = False
-        """Whether C++ stood in for the agent since the last `forget`: without values, unless asked for."""
+        """Whether it stood in for the agent since the last `forget`."""
         self.forget()
 
     def forget(self) -> None:
@@ -62,10 +54,6 @@ class Fused:
         self._policy: Program | None = None
         self._log_std: Floats | None = None
         self._value: Program | None = None
-        self._replay: Replay | None = None
-        self._replays_values = False
-        self._trials = 0
-        self._watched: Nested = None
         self._drawing: Drawing | None = None
         self._value_due = True
         self._watch_at = WATCH_FROM
@@ -75,15 +63,10 @@ class Fused:
     def act(self, obs: Nested, *, with_values: bool) -> tuple[Family, Floats, Floats | None] | None:
         """Family, parameters [n, P] and values [n] at observations [n, ...]; None: the agent must compute.
 
-        Without `with_values` there are no values, unless the agent computes them together with its policy.
+        Without `with_values` there are no values.
         """
         self._acts += 1
-        if self._family is None or self._acts > self._watch_at:
-            return None
-        if self._replay is not None:
-            asks = self._trials > 0 or (with_values and not self._replays_values)
-            return None if asks else self._replayed(obs)
-        if with_values and self._value is None:
+        if self._family is None or self._acts > self._watch_at or (with_values and self._value is None):
             return None
         self.used = True
         return self._family, self._policy_params(obs), self.values(obs) if with_values else None
@@ -109,7 +92,7 @@ class Fused:
 
     def watching_values(self, inputs: Nested) -> AbstractContextManager[object]:
         """Around a call of the agent's value function: the first after its policy was found, or checked."""
-        due = self._may_watch and self._policy is not None and self._value_due
+        due = self._may_watch and self._family is not None and self._value_due
         self._watch = Watch(inputs) if due and isinstance(inputs, Tensor) and len(inputs) else None
         return self._watch or nullcontext()
 
@@ -137,11 +120,6 @@ class Fused:
         with self._watch.paused():
             yield
 
-    def has_given(self, sample: Tensor) -> None:
-        """The agent of such a call was given a sample of its own distribution."""
-        if self._watch is not None:
-            self._watch.draws(sample)
-
     def learn(
         self,
         obs: Nested,
@@ -153,36 +131,16 @@ class Fused:
         """Remember how the call just watched came to its parameters and value, if that can be repeated."""
         watch, self._watch = self._watch, None
         if watch is None:
-            if self._trials:
-                self._try_out(obs, family, params, value)
             return
-        self._family = self._policy = self._log_std = self._value = self._drawing = self._replay = None
-        self._value_due, self._trials = True, 0
+        self._family = self._policy = self._log_std = self._value = self._drawing = None
+        self._value_due = True
         self._watch_at = self._acts + CHECK_EVERY
         if family is None or params is None or distribution is None or watch.shape != obs.shape:
             return
-        if family.kind not in REPEATED:
-            return
-        if self._find(watch, distribution) and self._agrees(family, self._policy_params(obs), params):
+        if family.kind in REPEATED and self._find(watch, distribution):
             if isinstance(value, Tensor):
                 self._find_value(watch, value, obs)
-            self._family = family
-            return
-        self._policy = self._log_std = None
-        self._replay = self._find_replay(watch, distribution, value, len(obs))
-        self._family = None if self._replay is None else family
-        self._trials, self._watched = 0 if self._replay is None else TRIALS, obs.copy()
-
-    def _find_replay(
-        self, watch: Watch, distribution: Distribution, value: object, rows: int
-    ) -> Replay | None:
-        first, *scales = defining_tensors(distribution)
-        self._replays_values = value is not None
-        if value is None:
-            return watch.replay_of(first, constants=scales)
-        if not isinstance(value, Tensor) or value.numel() != rows:
-            return None
-        return watch.replay_of(first, value, constants=scales)
+            self._family = family if self._agrees(obs, family, params) else None
 
     def _find(self, watch: Watch, distribution: Distribution) -> bool:
         tensors = defining_tensors(distribution)
@@ -201,47 +159,8 @@ class Fused:
         if program is not None and program.width == 1 and program.cost <= LARGEST:
             self._value = program if _close(program(obs)[:, 0], to_array(value).reshape(-1)) else None
 
-    def _try_out(self, obs: Nested, family: Family | None, params: Floats | None, value: object) -> None:
-        """Compare with another act of the agent's, which shows whether it does the same in each.
-
-        On the observations of the act before that would show nothing.
-        """
-        if obs.shape != self._watched.shape or np.array_equal(obs, self._watched):
-            return
-        self._trials, self._watched = self._trials - 1, obs.copy()
-        if not self._repeats(obs, family, params, value):
-            self._trials, self._family, self._replay = 0, None, None
-
-    def _repeats(self, obs: Nested, family: Family | None, params: Floats | None, value: object) -> bool:
-        """Whether the replay gives what the agent has just given."""
-        if family is None or params is None or family != self._family:
-            return False
-        ours = self._replayed(obs)
-        if ours is None or not self._agrees(family, ours[1], params):
-            return False
-        return ours[2] is None or _close(ours[2], to_column(value, len(obs), "value"))
-
-    def _replayed(self, obs: Nested) -> tuple[Family, Floats, Floats | None] | None:
-        """Family, parameters, and values where they come with them; None: the agent must compute."""
-        assert self._family is not None
-        assert self._replay is not None
-        if obs.shape != self._replay.shape:
-            return None
-        try:
-            with torch.inference_mode():
-                first, *others = map(to_array, self._replay(self._to_inputs(obs)))
-        except (RuntimeError, TypeError, ValueError, IndexError):  # sizes may depend on numbers unseen
-            self._family = self._replay = None
-            return None
-        rows = len(obs)
-        values = to_column(others.pop(0), rows, "value") if self._replays_values else None
-        params = first.reshape(rows, -1)
-        if self._family.kind is Kind.DIAG_GAUSSIAN:
-            params = np.concatenate([params, np.log(others.pop(0)).reshape(rows, -1)], axis=1)
-        return self._family, np.ascontiguousarray(params, np.float32), values
-
-    @staticmethod
-    def _agrees(family: Family, ours: Floats, theirs: Floats) -> bool:
+    def _agrees(self, obs: Nested, family: Family, params: Floats) -> bool:
+        ours, theirs = self._policy_params(obs), params
         if family.kind is Kind.CATEGORICAL:  # logits up to a constant
             ours, theirs = ours - ours.max(1, keepdims=True), theirs - theirs.max(1, keepdims=True)
         return _close(ours, theirs)

@@ -81,7 +81,7 @@ class TorchAdapter:
         self._agent_state = AgentState(agent, self.state_axis)
         # What depends on more than the observations cannot be found by watching how they are used.
         asks = any(takes_env_ids(agent, name) for name in METHODS)
-        self._fused = Fused(watch=own and not self._recurrent and not asks, to_inputs=self._inputs)
+        self._fused = Fused(watch=own and not self._recurrent and not asks)
         if own:
             for module in modules_of(agent):
                 module.eval()

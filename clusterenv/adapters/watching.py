@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-import random
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,10 +14,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clusterenv.adapters.base import Floats
-from clusterenv.adapters.programs import Choice, Layer, Linear, Pointwise, Program
-from clusterenv.adapters.replaying import Op, Replay, Tape
+from clusterenv import native
+from clusterenv.adapters.base import Array, Floats, Ints
 
+Op = Any
+"""An overload of one of torch's operations."""
 Result = Any
 """What an operation gives: a tensor, several, or something else."""
 
@@ -40,6 +38,63 @@ LEAVES_TORCH = {
     torch.Tensor.data.__get__,  # type: ignore[attr-defined]
 }
 """Calls after which numbers may come back by ways that are not seen, or decide which way is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`x @ weight + bias`."""
+
+    weight: Floats
+    """[inputs, outputs]"""
+    bias: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """A function of each number, and perhaps of a constant [1] or [features] beside it."""
+
+    function: str
+    """As `native.Network` names it."""
+    constant: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Some of an observation's numbers, in some order; nothing but another choice is before it."""
+
+    places: Ints
+    """[k] among the numbers of one observation."""
+
+
+Layer = Linear | Pointwise | Choice
+
+
+class Program:
+    """From observations [n, ...] to numbers [n, width], all float32; each row depends on itself alone."""
+
+    def __init__(self, layers: Sequence[Layer], inputs: int) -> None:
+        """The layers in their order, of observations that have `inputs` numbers."""
+        self.cost = sum(layer.weight.size for layer in layers if isinstance(layer, Linear))
+        """Multiplications for one row."""
+        self.places = next((layer.places for layer in layers if isinstance(layer, Choice)), None)
+        """[k]: what `network` is given of an observation; None: all of it."""
+        self.network = native.Network(inputs if self.places is None else len(self.places))
+        for layer in layers:
+            if isinstance(layer, Linear):
+                self.network.add_linear(layer.weight, layer.bias)
+            elif isinstance(layer, Pointwise):
+                self.network.add_pointwise(layer.function, layer.constant)
+        self.width = self.network.outputs
+
+    def __call__(self, obs: Array) -> Floats:
+        """The numbers at `obs`, in memory of their own."""
+        rows = len(obs)
+        seen = obs.reshape(rows, -1)
+        if self.places is not None:
+            seen = seen.take(self.places, axis=1)
+        out = np.empty((rows, self.width), np.float32)
+        self.network.run(np.ascontiguousarray(seen, np.float32), out)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +123,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._broken = False
         self._functions = _Functions(self)
         self.shape = inputs.shape
-        self._tape = Tape(inputs)
         self._keep(inputs, () if inputs.dtype in _DTYPES else None)
 
     def __enter__(self) -> Self:
         """Watch."""
-        self._generators = _generators()
         self._functions.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -86,7 +139,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Watch no longer."""
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._broken |= self._generators != _generators()
         self._functions.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
@@ -101,17 +153,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def program_of(self, tensor: Tensor) -> Program | None:
         """How `tensor` came out of the observations; None where that cannot be repeated."""
         seen = self._seen.get(id(tensor))
-        if self._broken or self._tape.decides or seen is None or seen.layers is None or not tensor.numel():
+        if self._broken or seen is None or seen.layers is None or not tensor.numel():
             return None
         return Program(seen.layers, self.shape[1:].numel())
-
-    def replay_of(self, *tensors: Tensor, constants: Sequence[Tensor] = ()) -> Replay | None:
-        """As `Tape.replay_of`; None too if the agent did what cannot be followed."""
-        return None if self._broken else self._tape.replay_of(*tensors, constants=constants)
-
-    def draws(self, sample: Tensor) -> None:
-        """The agent was given a sample of its own distribution."""
-        self._tape.draws(sample)
 
     def constant_row(self, tensor: Tensor) -> Floats | None:
         """The row that a tensor [n, features] repeats; None if it depends on the observations."""
@@ -139,11 +183,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if _cannot_be_repeated(func):
             self._broken = True
-            return result
-        self._tape.note(func, args, kwargs, result)
-        if any(result is arg for arg in args) and id(result) not in self._seen:
-            return result  # a constant, given back as it is
-        if self._depends(args) or self._depends(tuple(kwargs.values())):
+        elif self._depends(args) or self._depends(tuple(kwargs.values())):
             with self.paused():
                 self._follow(func, args, kwargs, result)
         return result
@@ -239,7 +279,7 @@ class _Functions(TorchFunctionMode):
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
-        self._watch = weakref.proxy(watch)  # what was watched is as large as what the agent computes
+        self._watch = watch
 
     def __torch_function__(
         self,
@@ -252,11 +292,6 @@ class _Functions(TorchFunctionMode):
         if func in LEAVES_TORCH:
             self._watch.left_torch()
         return func(*args, **(kwargs or {}))
-
-
-def _generators() -> tuple[Any, ...]:
-    """Where Python's and NumPy's common generators stand; torch's operations tell that they draw."""
-    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 def _cannot_be_repeated(func: Op) -> bool:
