@@ -200,6 +200,23 @@ def test_fragments_are_not_held_back_where_no_more_come(monkeypatch: pytest.Monk
         assert wire.head.next_fragment(0.0, missing=1) is None
 
 
+@pytest.mark.parametrize(("missing", "wakes"), [(1, True), (2, False)])
+def test_sleeping_learner_is_woken_once_enough_fragments_came(
+    monkeypatch: pytest.MonkeyPatch, missing: int, wakes: bool
+) -> None:
+    monkeypatch.setattr(intake, "WORKERS_A_WAKE", 1)
+    with wired(lease_s=5.0) as wire:
+        sequence = opened(wire)
+        assert wire.head is not None
+        assert wire.head.next_fragment(0.01, missing=missing) is None
+        wakers: list[threading.Thread] = []  # the one that looks after the head is another
+        monkeypatch.setattr(
+            wire.head._condition, "notify_all", lambda: wakers.append(threading.current_thread())
+        )
+        wire.say(FRAGMENT, b"w1", sequence)
+        assert (threading.current_thread() in wakers) == wakes
+
+
 def test_worker_that_comes_back_joins_the_stream_without_the_learner() -> None:
     with wired(lease_s=5.0) as wire:
         opened(wire)

@@ -74,6 +74,13 @@ def test_second_large_message_does_not_travel_and_is_the_same(start_run: StartRu
     assert all(each.readonly for each in envelope.frames if len(each) > 100)
 
 
+def test_memory_has_room_for_a_message_that_is_a_little_larger_than_the_first(start_run: StartRun) -> None:
+    run = start_run()
+    client = run.client()
+    sent(run, client, frame(1))
+    assert sent(run, client, frame(2, LARGE + LARGE // 16))[0] < 1000
+
+
 def test_memory_is_written_again_only_once_nothing_refers_to_it(start_run: StartRun) -> None:
     run = start_run()
     client = run.client()
