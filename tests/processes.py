@@ -21,6 +21,12 @@ def alive(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if _runs(pid)]
 
 
+def running(words: list[str]) -> list[int]:
+    """The processes whose command line is `words`."""
+    found = psutil.process_iter(["pid", "cmdline"])
+    return alive(each.info["pid"] for each in found if each.info["cmdline"] == words)
+
+
 def _runs(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -259,11 +260,24 @@ def test_other_calls_are_refused_while_a_stream_is_open() -> None:
 # --- ends -----------------------------------------------------------------------------------------------
 
 
-def test_closing_takes_a_step_and_not_a_fragment() -> None:
-    with ClusterEnv([partial(Busy, 0.02)] * 2, TWO, seed=0) as env:
+class Steps(Busy):
+    """Busy that leaves a file named for its process in `folder` once it has made a step."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(0.02)
+        self.mark = folder / str(os.getpid())
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.mark.touch()
+        return super().step(action)
+
+
+def test_closing_takes_a_step_and_not_a_fragment(tmp_path: Path) -> None:
+    with ClusterEnv([partial(Steps, tmp_path)] * 2, TWO, seed=0) as env:
         stream = env.stream(Coin(), 1 << 20)
         with pytest.raises(CallTimeout, match="0 of 1 fragments"):
             stream.take(timeout=0.5)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
         stream.close()
         assert env.stats()["lost_fragments"] == 2
         assert env.rollout(Coin(), 2).obs.shape == (2, 2, 1)

@@ -138,7 +138,7 @@ def test_worker_that_cannot_read_its_connection_leaves_nothing(
     assert done.returncode == 2
     assert "does not hold a connection" in done.stderr
     assert list(folder.iterdir()) == [file]
-    assert not [child for child in psutil.process_iter(["cwd"]) if child.info["cwd"] == str(folder)]
+    wait_until(lambda: not [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(folder)], 5)
 
 
 @pytest.mark.process

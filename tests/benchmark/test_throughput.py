@@ -24,7 +24,7 @@ RUNNING = ("bare", "stream", "gymnasium-async")
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
     yield
-    assert not [each.cmdline() for each in psutil.process_iter() if TOKEN_VARIABLE in _environ(each)]
+    wait_until(lambda: not [p for p in psutil.process_iter() if TOKEN_VARIABLE in _environ(p)], within_s=5)
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:
