@@ -1,7 +1,7 @@
 """Kernels of ClusterEnv in C++; `clusterenv.native` is the only module that imports this one."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, SupportsIndex, SupportsInt, TypeVar
+from typing import Any, ClassVar, SupportsFloat, SupportsIndex, SupportsInt, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,14 @@ class Network(metaclass=_Type):
     def __init__(self, inputs: SupportsIndex) -> None: ...
     def add_linear(self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None = None) -> None: ...
     def add_pointwise(self, function: str, constants: NDArray[np.float32] | None = None) -> None: ...
+    def add_layer_norm(
+        self,
+        weight: NDArray[np.float32] | None = None,
+        bias: NDArray[np.float32] | None = None,
+        epsilon: SupportsFloat | SupportsIndex = 1e-5,
+    ) -> None: ...
+    def keep(self) -> None: ...
+    def add_kept(self) -> None: ...
     @property
     def inputs(self) -> int: ...
     @property

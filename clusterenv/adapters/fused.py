@@ -17,8 +17,9 @@ from torch.distributions import Distribution
 
 from clusterenv.adapters.actions import ActionTerms
 from clusterenv.adapters.base import Array, Drawing, Floats, Nested
+from clusterenv.adapters.program import Program
 from clusterenv.adapters.reading import defining_tensors, to_array
-from clusterenv.adapters.watching import Program, Watch
+from clusterenv.adapters.watching import Watch
 from clusterenv.distributions import Family, Kind
 
 TOLERANCE = 1e-5

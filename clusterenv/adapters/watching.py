@@ -8,21 +8,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clusterenv import native
-from clusterenv.adapters.base import Array, Floats, Ints
+from clusterenv.adapters.base import Floats
+from clusterenv.adapters.operations import Op, aten, layers_of, numbers_of
+from clusterenv.adapters.program import AddKept, Choice, Keep, Layer, Program
 
-Op = Any
-"""An overload of one of torch's operations."""
 Result = Any
 """What an operation gives: a tensor, several, or something else."""
-
-aten: Any = torch.ops.aten
 
 LEAVES_TORCH = {
     torch.Tensor.numpy,
@@ -38,63 +34,6 @@ LEAVES_TORCH = {
     torch.Tensor.data.__get__,  # type: ignore[attr-defined]
 }
 """Calls after which numbers may come back by ways that are not seen, or decide which way is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """`x @ weight + bias`."""
-
-    weight: Floats
-    """[inputs, outputs]"""
-    bias: Floats | None
-
-
-@dataclass(frozen=True, slots=True)
-class Pointwise:
-    """A function of each number, and perhaps of a constant [1] or [features] beside it."""
-
-    function: str
-    """As `native.Network` names it."""
-    constant: Floats | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Some of an observation's numbers, in some order; nothing but another choice is before it."""
-
-    places: Ints
-    """[k] among the numbers of one observation."""
-
-
-Layer = Linear | Pointwise | Choice
-
-
-class Program:
-    """From observations [n, ...] to numbers [n, width], all float32; each row depends on itself alone."""
-
-    def __init__(self, layers: Sequence[Layer], inputs: int) -> None:
-        """The layers in their order, of observations that have `inputs` numbers."""
-        self.cost = sum(layer.weight.size for layer in layers if isinstance(layer, Linear))
-        """Multiplications for one row."""
-        self.places = next((layer.places for layer in layers if isinstance(layer, Choice)), None)
-        """[k]: what `network` is given of an observation; None: all of it."""
-        self.network = native.Network(inputs if self.places is None else len(self.places))
-        for layer in layers:
-            if isinstance(layer, Linear):
-                self.network.add_linear(layer.weight, layer.bias)
-            elif isinstance(layer, Pointwise):
-                self.network.add_pointwise(layer.function, layer.constant)
-        self.width = self.network.outputs
-
-    def __call__(self, obs: Array) -> Floats:
-        """The numbers at `obs`, in memory of their own."""
-        rows = len(obs)
-        seen = obs.reshape(rows, -1)
-        if self.places is not None:
-            seen = seen.take(self.places, axis=1)
-        out = np.empty((rows, self.width), np.float32)
-        self.network.run(np.ascontiguousarray(seen, np.float32), out)
-        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +100,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The row that a tensor [n, features] repeats; None if it depends on the observations."""
         if self._broken or id(tensor) in self._seen or tensor.ndim != 2:
             return None
-        rows = _numbers(tensor)
+        rows = numbers_of(tensor)
         return rows[0].copy() if (rows == rows[:1]).all() else None
 
     def left_torch(self) -> None:
@@ -202,6 +141,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for before, after in zip(args[0], result, strict=True):
                 self._keep_as(before, after)
             return
+        if func is aten.native_layer_norm.default:
+            normalized, *statistics = result
+            self._keep(normalized, self._extended(func, args, kwargs, normalized))
+            result = statistics
         if not isinstance(result, Tensor) or not args:
             for part in result if isinstance(result, list | tuple) else (result,):
                 if isinstance(part, Tensor):
@@ -266,12 +209,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rest = [*args[:place], *args[place + 1 :]]
         if source is None and func in (aten.add.Tensor, aten.mul.Tensor):
             source, rest = self._seen.get(id(args[1])), [args[0]]
-        if source is None or source.layers is None or source.shifted or self._depends(rest) or kwargs:
+        if source is None or source.layers is None or source.shifted:
             return None
         if result.dtype is not torch.float32 or result.shape[:1] != (self._rows,):
             return None
-        layer = _linear(func, rest, source.tensor) or _pointwise(func, rest, source.tensor, result)
-        return None if layer is None else (*source.layers, *layer)
+        if func is aten.add.Tensor and self._depends(rest) and not kwargs:
+            return _sum(source, self._seen.get(id(rest[0])), result)
+        layers = None if self._depends(rest) else layers_of(func, rest, kwargs, source.tensor, result)
+        return None if layers is None else (*source.layers, *layers)
 
 
 class _Functions(TorchFunctionMode):
@@ -338,61 +283,16 @@ _SHAPE_ONLY = {aten.expand_as.default, aten.view_as.default, aten.to.other}
 """What takes nothing but a shape or a dtype from its second argument."""
 
 
-def _linear(func: Op, rest: Sequence[Any], source: Tensor) -> tuple[Layer, ...] | None:
-    """A linear layer over all features of a row."""
-    bias: Tensor | None
-    if func is aten.addmm.default and len(rest) == 2:
-        bias, weight = rest
-    elif func is aten.mm.default:
-        bias, weight = None, rest[0]
-    elif func is aten.linear.default:
-        weight, bias = rest[0].t(), rest[1] if len(rest) > 1 else None
-    else:
+def _sum(one: _Seen, other: _Seen | None, result: Tensor) -> tuple[Layer, ...] | None:
+    """One of two tensors came of the other: what came in between, around which that is kept."""
+    if other is None or other.layers is None or other.shifted or one.layers is None:
         return None
-    if source.ndim != 2 or weight.dtype is not torch.float32 or (bias is not None and bias.ndim != 1):
+    if not one.tensor.shape == other.tensor.shape == result.shape:
         return None
-    return (Linear(_numbers(weight), None if bias is None else _numbers(bias)),)
-
-
-_UNARY = {aten.tanh.default: "tanh", aten.relu.default: "relu", aten.sigmoid.default: "sigmoid"}
-_WITH_CONSTANT = {
-    aten.add.Tensor: "add",
-    aten.sub.Tensor: "subtract",
-    aten.mul.Tensor: "multiply",
-    aten.div.Tensor: "divide",
-}
-
-
-def _pointwise(func: Op, rest: Sequence[Any], source: Tensor, result: Tensor) -> tuple[Layer, ...] | None:
-    """The same function of every number, with the same constants in every row."""
-    if result.shape != source.shape:
+    shorter, longer = sorted((one.layers, other.layers), key=len)
+    between = longer[len(shorter) :]
+    if any(a is not b for a, b in zip(shorter, longer, strict=False)):
         return None
-    if func in _UNARY and not rest:
-        return (Pointwise(_UNARY[func]),)
-    if func is aten.clamp.default:
-        low, high = (*rest, None, None)[:2]
-        bounds = (("maximum", low), ("minimum", high))
-        return tuple(Pointwise(f, np.array([b], np.float32)) for f, b in bounds if b is not None)
-    if func in _WITH_CONSTANT and len(rest) == 1:
-        constant = _row_constant(rest[0], source)
-        return None if constant is None else (Pointwise(_WITH_CONSTANT[func], constant),)
-    return None
-
-
-def _row_constant(value: object, source: Tensor) -> Floats | None:
-    """A number [1], or a row [features] that is the same for all rows of `source`."""
-    if isinstance(value, int | float):
-        return np.array([value], np.float32)
-    if not isinstance(value, Tensor) or value.dtype is not torch.float32:
+    if not between or any(isinstance(layer, Choice) for layer in between):
         return None
-    features = source.shape[1:].numel()
-    if value.numel() == 1:
-        return _numbers(value).reshape(1)
-    same_for_all = value.ndim < source.ndim or value.shape[0] == 1
-    return _numbers(value).reshape(-1) if same_for_all and value.numel() == features else None
-
-
-def _numbers(tensor: Tensor) -> Floats:
-    """The numbers of a constant, in memory of their own."""
-    array: Floats = np.ascontiguousarray(tensor.detach().cpu().numpy()).copy()
-    return array
+    return (*shorter, Keep(), *between, AddKept())

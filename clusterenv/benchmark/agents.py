@@ -1,8 +1,9 @@
-"""The agent of the benchmarks: an MLP of 2x64 for the actor and another for the critic, in three styles."""
+"""The agent of the benchmarks: an MLP of 2x64 for the actor and another for the critic, in four styles."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import gymnasium as gym
@@ -12,7 +13,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from clusterenv.errors import SpaceError
 
-AgentStyle = Literal["distribution", "cleanrl", "torch"]
+AgentStyle = Literal["distribution", "cleanrl", "residual", "torch"]
 AGENT_STYLES: tuple[AgentStyle, ...] = get_args(AgentStyle)
 THINNED = 12
 """Of images every so many pixels are seen, in both directions."""
@@ -25,9 +26,9 @@ class Agent(nn.Module):
         self,
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
-        activation: type[nn.Module] = nn.Tanh,
+        inner: Callable[[], nn.Module] = nn.Tanh,
     ) -> None:
-        """Draw the weights from torch's global generator; `activation` stands between the layers.
+        """Draw the weights from torch's global generator; `inner` makes what is between the linear layers.
 
         Raises:
             SpaceError: unless observations are a Box, and actions a Discrete from 0 or a flat Box.
@@ -37,8 +38,8 @@ class Agent(nn.Module):
             raise SpaceError(f"the benchmark's agent observes a Box, not {observation_space}")
         outputs = _num_outputs(action_space)
         size = _Seen()(torch.zeros(1, *observation_space.shape)).numel()
-        self.actor = _mlp(size, outputs, activation, last_gain=0.01)
-        self.critic = _mlp(size, 1, activation, last_gain=1.0)
+        self.actor = _mlp(size, outputs, inner, last_gain=0.01)
+        self.critic = _mlp(size, 1, inner, last_gain=1.0)
         self.log_std = (
             nn.Parameter(torch.zeros(outputs)) if isinstance(action_space, gym.spaces.Box) else None
         )
@@ -79,11 +80,12 @@ def make_agent(
 ) -> Agent | CleanRLAgent:
     """An agent of `style`; the same weights whenever torch is seeded alike.
 
-    "distribution" and "cleanrl" are the same networks behind different methods. "torch" is for what holds of
-    any module: GELU stands in place of tanh, which workers do not repeat in C++, so that torch computes it.
+    "distribution" and "cleanrl" are the same networks behind different methods. "residual" has LayerNorm and
+    GELU, and what comes before them added, in place of each tanh; workers repeat it in C++ like the others.
+    "torch" has Mish there, which they do not, so that torch computes it.
     """
-    if style == "torch":
-        return Agent(observation_space, action_space, nn.GELU)
+    if style in _INNER:
+        return Agent(observation_space, action_space, _INNER[style])
     agent_class = Agent if style == "distribution" else CleanRLAgent
     return agent_class(observation_space, action_space)
 
@@ -106,7 +108,21 @@ class _Seen(nn.Module):
         return (obs if obs.ndim == 2 else obs[:, ::THINNED, ::THINNED].flatten(1)).float()
 
 
-def _mlp(inputs: int, outputs: int, activation: type[nn.Module], *, last_gain: float) -> nn.Sequential:
+class _Residual(nn.Module):
+    """`x + gelu(norm(x))`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.gelu(self.norm(x))
+
+
+_INNER: dict[AgentStyle, Callable[[], nn.Module]] = {"residual": _Residual, "torch": nn.Mish}
+
+
+def _mlp(inputs: int, outputs: int, inner: Callable[[], nn.Module], *, last_gain: float) -> nn.Sequential:
     sizes = [inputs, 64, 64, outputs]
     gains = [math.sqrt(2), math.sqrt(2), last_gain]
     layers: list[nn.Module] = [_Seen()]
@@ -114,5 +130,5 @@ def _mlp(inputs: int, outputs: int, activation: type[nn.Module], *, last_gain: f
         linear = nn.Linear(size, following)
         nn.init.orthogonal_(linear.weight, gain)
         nn.init.zeros_(linear.bias)
-        layers += [linear, activation()]
+        layers += [linear, inner()]
     return nn.Sequential(*layers[:-1])

@@ -9,10 +9,15 @@
 namespace clusterenv::bindings {
 namespace {
 
-constexpr std::array<std::pair<const char*, Pointwise>, 9> kFunctions = {{
+constexpr std::array<std::pair<const char*, Pointwise>, 14> kFunctions = {{
     {"tanh", Pointwise::tanh},
     {"relu", Pointwise::relu},
     {"sigmoid", Pointwise::sigmoid},
+    {"gelu", Pointwise::gelu},
+    {"gelu_tanh", Pointwise::gelu_tanh},
+    {"silu", Pointwise::silu},
+    {"elu", Pointwise::elu},
+    {"leaky_relu", Pointwise::leaky_relu},
     {"add", Pointwise::add},
     {"subtract", Pointwise::subtract},
     {"multiply", Pointwise::multiply},
@@ -66,6 +71,16 @@ void bind_network(py::module_& m) {
             },
             py::arg("function"), py::arg("constants") = py::none(),
             "Then a function of every number, some with a constant [1] or [width].")
+        .def(
+            "add_layer_norm",
+            [](Network& network, const py::object& weight, const py::object& bias, double epsilon) {
+                network.add_layer_norm(vector_or_nothing(weight, "weight"), vector_or_nothing(bias, "bias"),
+                                       epsilon);
+            },
+            py::arg("weight") = py::none(), py::arg("bias") = py::none(), py::arg("epsilon") = 1e-5,
+            "Then mean 0 and variance 1 of each row, times weight [width], plus bias [width].")
+        .def("keep", &Network::keep, "Keep the numbers of now for an `add_kept` later.")
+        .def("add_kept", &Network::add_kept, "Then the sum with what was kept last.")
         .def_property_readonly("inputs", &Network::inputs, "Numbers of a row.")
         .def_property_readonly("outputs", &Network::outputs, "Numbers that come out for a row.")
         .def("run", &run, py::arg("rows"), py::arg("out"), "From rows [n, inputs] into `out` [n, outputs].");

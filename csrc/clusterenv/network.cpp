@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 namespace clusterenv {
@@ -21,11 +22,24 @@ using Words [[gnu::vector_size(kDoubles * sizeof(std::uint64_t))]] = std::uint64
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
 constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52
-constexpr double kSaturated = 40.0;              // tanh(20) is 1 in single precision
+constexpr double kLargest = 700.0;               // e^700 is finite in double precision
 constexpr double kTiny = 0x1p-9;                 // below, x - x^3 / 3 is closer than the quotient
 /// Coefficients of e^r up to r^8, the highest first: enough for |r| <= ln(2) / 2 in single precision.
 constexpr std::array<double, 9> kTaylor = {1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24,
                                            1.0 / 6,     1.0 / 2,    1.0,       1.0};
+
+/// kTail(t) = ln(erfc(z) / t) + z^2 with t = 1 / (1 + z / 2), the highest power first; from Press et al.,
+/// Numerical Recipes, 3rd ed., 6.2.2, fitted anew in 4,000 Chebyshev nodes for z from 0 to 6.5: erfc to 9e-10
+/// of itself.
+constexpr std::array<double, 11> kTail = {-0.17289539215610988, 1.1630406480747744,  -3.3063934400845945,
+                                          5.052935454116758,    -4.372039798932546,  2.2179852360426677,
+                                          -0.9610161501686645,  0.30049330891538495, 0.34030763555218124,
+                                          1.0032274808214774,   -1.265644983024818};
+constexpr double kHalfRoot = 0.70710678118654752;  // 1 / sqrt(2)
+/// sqrt(8 / pi), and times 0.044715: the approximation by tanh in Hendrycks and Gimpel (2016), as a logistic
+/// function.
+constexpr double kGeluLinear = 1.5957691216057308;
+constexpr double kGeluCubic = 0.07135481627260025;
 
 namespace portable {
 #define CLUSTERENV_TARGET
@@ -50,20 +64,27 @@ namespace avx512 {
 struct Kernels {
     decltype(&portable::linear) linear;
     decltype(&portable::hyperbolic_tangent) hyperbolic_tangent;
+    decltype(&portable::gate) gate;
+    decltype(&portable::normal_gate) normal_gate;
+    decltype(&portable::exponential_below) exponential_below;
+    decltype(&portable::normalize) normalize;
 };
 
 Kernels kernels_of(Instructions instructions) {
 #if defined(__x86_64__)
     if (instructions == Instructions::avx512) {
-        return {avx512::linear, avx512::hyperbolic_tangent};
+        return {avx512::linear,      avx512::hyperbolic_tangent, avx512::gate,
+                avx512::normal_gate, avx512::exponential_below,  avx512::normalize};
     }
     if (instructions == Instructions::avx2) {
-        return {avx2::linear, avx2::hyperbolic_tangent};
+        return {avx2::linear,      avx2::hyperbolic_tangent, avx2::gate,
+                avx2::normal_gate, avx2::exponential_below,  avx2::normalize};
     }
 #endif
     require(instructions == Instructions::portable,
             "this processor does not have the instructions asked for");
-    return {portable::linear, portable::hyperbolic_tangent};
+    return {portable::linear,      portable::hyperbolic_tangent, portable::gate,
+            portable::normal_gate, portable::exponential_below,  portable::normalize};
 }
 
 std::size_t padded(std::size_t width) {
@@ -93,6 +114,16 @@ void apply(Pointwise function, std::span<float> values, std::span<const float> c
             each(values, constants, [](float x, float) { return x * 0.5F; });
             kernels.hyperbolic_tangent(values.data(), values.size());
             return each(values, constants, [](float x, float) { return (x + 1.0F) * 0.5F; });
+        case Pointwise::gelu:
+            return kernels.normal_gate(values.data(), values.size());
+        case Pointwise::gelu_tanh:
+            return kernels.gate(values.data(), values.size(), kGeluLinear, kGeluCubic);
+        case Pointwise::silu:
+            return kernels.gate(values.data(), values.size(), 1.0, 0.0);
+        case Pointwise::elu:
+            return kernels.exponential_below(values.data(), values.size(), constants.data());
+        case Pointwise::leaky_relu:
+            return each(values, constants, [](float x, float c) { return x < 0.0F ? x * c : x; });
         case Pointwise::add:
             return each(values, constants, [](float x, float c) { return x + c; });
         case Pointwise::subtract:
@@ -135,12 +166,10 @@ void Network::add_linear(MatrixView<const float> weight, std::span<const float> 
     require(weight.cols() > 0 && (bias.empty() || bias.size() == weight.cols()),
             "a bias does not have a number for each column of its weight");
     const std::size_t width = padded(weight.cols());
-    Layer layer = {.linear = true,
-                   .function = Pointwise::tanh,
-                   .inputs = width_,
-                   .padded_width = width,
-                   .weight = std::vector<float>(checked_product(width_, width)),
-                   .constants = std::vector<float>(width)};
+    Layer layer = layer_of(Layer::Kind::linear);
+    layer.padded_width = width;
+    layer.weight.resize(checked_product(width_, width));
+    layer.constants.resize(width);
     for (std::size_t row = 0; row < width_; ++row) {
         std::ranges::copy(weight.row(row), &layer.weight[row * width]);
     }
@@ -151,20 +180,53 @@ void Network::add_linear(MatrixView<const float> weight, std::span<const float> 
 }
 
 void Network::add_pointwise(Pointwise function, std::span<const float> constants) {
-    const bool takes_none = function < Pointwise::add;
+    const bool takes_none = function < Pointwise::elu;
     require(takes_none ? constants.empty() : constants.size() == 1 || constants.size() == width_,
             "a function of every number has another number of constants than it takes");
-    Layer layer = {.linear = false,
-                   .function = function,
-                   .inputs = width_,
-                   .padded_width = padded(width_),
-                   .weight = {},
-                   .constants = std::vector<float>(padded(width_), 1.0F)};
+    Layer layer = layer_of(Layer::Kind::pointwise);
+    layer.function = function;
+    layer.constants.assign(padded(width_), 1.0F);
     if (constants.size() == 1) {
         std::ranges::fill(layer.constants, constants.front());
     }
     std::ranges::copy(constants, layer.constants.begin());
     layers_.push_back(std::move(layer));
+}
+
+void Network::add_layer_norm(std::span<const float> weight, std::span<const float> bias, double epsilon) {
+    require((weight.empty() || weight.size() == width_) && (bias.empty() || bias.size() == width_),
+            "a normalization does not have a weight and a bias for each number of a row");
+    require(epsilon > 0.0 && std::isfinite(epsilon), "a normalization's epsilon is not a number above 0");
+    Layer layer = layer_of(Layer::Kind::layer_norm);
+    layer.epsilon = epsilon;
+    layer.weight.assign(width_, 1.0F);
+    layer.constants.assign(width_, 0.0F);
+    std::ranges::copy(weight, layer.weight.begin());
+    std::ranges::copy(bias, layer.constants.begin());
+    layers_.push_back(std::move(layer));
+}
+
+void Network::keep() {
+    kept_.push_back(width_);
+    most_kept_ = std::max(most_kept_, kept_.size());
+    layers_.push_back(layer_of(Layer::Kind::keep));
+}
+
+void Network::add_kept() {
+    require(!kept_.empty() && kept_.back() == width_,
+            "what was kept last does not have as many numbers as a row has now");
+    kept_.pop_back();
+    layers_.push_back(layer_of(Layer::Kind::add_kept));
+}
+
+Network::Layer Network::layer_of(Layer::Kind kind) const {
+    return {.kind = kind,
+            .function = Pointwise::tanh,
+            .inputs = width_,
+            .padded_width = padded(width_),
+            .weight = {},
+            .constants = {},
+            .epsilon = 0.0};
 }
 
 void Network::run(MatrixView<const float> in, MatrixView<float> out, Instructions instructions) const {
@@ -173,24 +235,42 @@ void Network::run(MatrixView<const float> in, MatrixView<float> out, Instruction
     const Kernels kernels = kernels_of(instructions);
     const std::size_t block = std::min(kRowsOfBlock, in.rows());
     const std::size_t block_rows = (block + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce;
-    std::vector<float> memory(2 * checked_product(block_rows, widest_));
-    std::span<float> now = std::span(memory).first(block_rows * widest_);
-    std::span<float> next = std::span(memory).last(block_rows * widest_);
+    const std::size_t size = checked_product(block_rows, widest_);
+    std::vector<float> memory(checked_product(2 + most_kept_, size));
+    std::span<float> now = std::span(memory).first(size);
+    std::span<float> next = std::span(memory).subspan(size, size);
     for (std::size_t first = 0; first < in.rows(); first += block) {
         const std::size_t rows = std::min(block, in.rows() - first);
         for (std::size_t row = 0; row < rows; ++row) {
             std::ranges::copy(in.row(first + row), &now[row * widest_]);
         }
+        std::size_t kept = 0;
         for (const Layer& layer : layers_) {
-            if (layer.linear) {
-                kernels.linear(now.data(), block_rows, widest_, layer.inputs, layer.weight.data(),
-                               layer.constants.data(), layer.padded_width, next.data());
-                std::swap(now, next);
-                continue;
-            }
-            for (std::size_t row = 0; row < rows; ++row) {
-                apply(layer.function, now.subspan(row * widest_, layer.padded_width), layer.constants,
-                      kernels);
+            switch (layer.kind) {
+                case Layer::Kind::linear:
+                    kernels.linear(now.data(), block_rows, widest_, layer.inputs, layer.weight.data(),
+                                   layer.constants.data(), layer.padded_width, next.data());
+                    std::swap(now, next);
+                    break;
+                case Layer::Kind::pointwise:
+                    for (std::size_t row = 0; row < rows; ++row) {
+                        apply(layer.function, now.subspan(row * widest_, layer.padded_width), layer.constants,
+                              kernels);
+                    }
+                    break;
+                case Layer::Kind::layer_norm:
+                    for (std::size_t row = 0; row < rows; ++row) {
+                        kernels.normalize(&now[row * widest_], layer.inputs, layer.epsilon,
+                                          layer.weight.data(), layer.constants.data());
+                    }
+                    break;
+                case Layer::Kind::keep:
+                    std::ranges::copy(now, &memory[(2 + kept++) * size]);
+                    break;
+                case Layer::Kind::add_kept:
+                    each(now, std::span(memory).subspan((2 + --kept) * size, size),
+                         [](float x, float other) { return x + other; });
+                    break;
             }
         }
         for (std::size_t row = 0; row < rows; ++row) {

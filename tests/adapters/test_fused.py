@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.nn import functional as F
 
 from clusterenv.adapters import adapt, loads
 from clusterenv.adapters.actions import draw
@@ -118,10 +119,26 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
     "scaled": (lambda a, x: 0.5 + x / 4, lambda a, x: torch.relu(x)),
     "sigmoid": (lambda a, x: x.float().reshape(len(x), -1), lambda a, x: torch.sigmoid(x)),
     "clamped on one side": (lambda a, x: x.clamp(min=0), lambda a, x: torch.tanh(x)),
+    "gelu": (lambda a, x: -x, lambda a, x: F.gelu(x)),
+    "gelu by tanh": (same, lambda a, x: F.gelu(x, approximate="tanh")),
+    "silu": (same, lambda a, x: F.silu(x)),
+    "elu": (same, lambda a, x: F.elu(x, 0.7)),
+    "selu": (same, lambda a, x: F.selu(x)),
+    "leaky": (same, lambda a, x: F.leaky_relu(x)),
+    "leakier": (same, lambda a, x: F.leaky_relu(x, 0.3)),
+    "bounded": (lambda a, x: F.hardtanh(x), lambda a, x: F.relu6(x)),
+    "bounded elsewhere": (lambda a, x: F.hardtanh(x, -2.0, 0.5), same),
+    "normalised layer": (lambda a, x: F.layer_norm(x, (5,), a.mean + 1), lambda a, x: F.layer_norm(x, (4,))),
+    "normalised layer that is shifted": (lambda a, x: F.layer_norm(x, (5,), a.mean, a.mean, 0.1), same),
+    "residual": (lambda a, x: torch.tanh(x / 3) + x, lambda a, x: x + F.relu(x)),
+    "residuals in each other": (same, lambda a, x: x + F.relu((y := F.silu(x) * 2) + torch.tanh(y))),
+    "added three times": (same, lambda a, x: x + (x + torch.tanh(x))),
 }
 
 
-@pytest.mark.parametrize(("style", "repeated"), [("distribution", True), ("cleanrl", True), ("torch", False)])
+@pytest.mark.parametrize(
+    ("style", "repeated"), [("distribution", True), ("cleanrl", True), ("residual", True), ("torch", False)]
+)
 def test_benchmarks_know_an_agent_that_is_repeated_and_one_that_is_not(
     style: AgentStyle, repeated: bool
 ) -> None:
@@ -158,7 +175,14 @@ LEFT_ALONE: dict[str, tuple[Any, Any]] = {
     "in place": (same, lambda a, x: x.mul_(2)),
     "upside down": (lambda a, x: x.flip(0), same),
     "softmax": (same, lambda a, x: torch.softmax(x, 1)),
-    "normalised layer": (same, lambda a, x: nn.functional.layer_norm(x, (4,))),
+    "normalised part": (same, lambda a, x: F.layer_norm(x.reshape(-1, 2, 2), (2,)).reshape(-1, 4)),
+    "normalised by itself": (same, lambda a, x: F.layer_norm(x, (4,), x[0])),
+    "two ways": (same, lambda a, x: torch.tanh(x) + torch.relu(x)),
+    "residual that is scaled": (same, lambda a, x: torch.add(x, torch.tanh(x), alpha=2)),
+    "residual in another order": (lambda a, x: x + x[:, [1, 0, 2, 3, 4]], same),
+    "celu": (same, lambda a, x: F.celu(x, 0.5)),
+    "mish": (same, lambda a, x: F.mish(x)),
+    "twice": (lambda a, x: x + x, same),
 }
 
 

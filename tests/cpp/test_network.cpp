@@ -102,6 +102,104 @@ TEST_CASE("tanh is the float next to the true one") {
     }
 }
 
+TEST_CASE("functions with powers of e are the floats next to the true ones") {
+    struct Case {
+        Pointwise function;
+        std::vector<float> constants;
+        double (*exact)(double);
+    };
+    const std::vector<Case> cases = {
+        {Pointwise::gelu, {}, [](double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }},
+        {Pointwise::gelu_tanh,
+         {},
+         [](double x) {
+             return x /
+                    (1.0 + std::exp(-2.0 * std::sqrt(2.0 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+         }},
+        {Pointwise::silu, {}, [](double x) { return x / (1.0 + std::exp(-x)); }},
+        {Pointwise::elu, {0.5F}, [](double x) { return x < 0.0 ? 0.5 * std::expm1(x) : x; }},
+    };
+    std::vector<float> in = {0.0F, 1e-30F, 1e-6F, 90.0F, 700.0F, 1e30F};
+    for (float x = 1e-4F; x < 80.0F; x *= 1.003F) {
+        in.push_back(x);
+    }
+    for (std::size_t i = in.size(); i > 0; --i) {
+        in.push_back(-in[i - 1]);
+    }
+    for (const Case& each : cases) {
+        Network network(1);
+        network.add_pointwise(each.function, each.constants);
+        for (const Instructions instructions : available_instructions()) {
+            const auto out = run(network, in, instructions);
+            for (std::size_t i = 0; i < in.size(); ++i) {
+                const double exact = each.exact(static_cast<double>(in[i]));
+                const double apart = std::abs(static_cast<double>(out[i]) - exact);
+                CHECK_MESSAGE(apart <= 1e-7 * std::abs(exact) + 1e-15, "function ",
+                              static_cast<int>(each.function), " of ", in[i]);
+            }
+        }
+    }
+}
+
+TEST_CASE("a normalized row has mean 0 and variance 1, whatever its width, then its weight and bias") {
+    for (const Instructions instructions : available_instructions()) {
+        for (const std::size_t width : {std::size_t{2}, std::size_t{8}, std::size_t{37}}) {
+            const auto in = some(width * 5);
+            const auto weight = some(width);
+            const auto bias = some(width);
+            Network network(width);
+            network.add_layer_norm(weight, bias, 0.25);
+            Network plain(width);
+            plain.add_layer_norm({}, {}, 0.25);
+            const auto out = run(network, in, instructions);
+            const auto normal = run(plain, in, instructions);
+            for (std::size_t row = 0; row < 5; ++row) {
+                const auto at = [&](std::size_t i) { return static_cast<double>(in[row * width + i]); };
+                double mean = 0.0;
+                double variance = 0.0;
+                for (std::size_t i = 0; i < width; ++i) {
+                    mean += at(i) / static_cast<double>(width);
+                }
+                for (std::size_t i = 0; i < width; ++i) {
+                    variance += (at(i) - mean) * (at(i) - mean) / static_cast<double>(width);
+                }
+                for (std::size_t i = 0; i < width; ++i) {
+                    const double exact = (at(i) - mean) / std::sqrt(variance + 0.25);
+                    const double scaled =
+                        exact * static_cast<double>(weight[i]) + static_cast<double>(bias[i]);
+                    CHECK(static_cast<double>(normal[row * width + i]) ==
+                          doctest::Approx(exact).epsilon(1e-6));
+                    CHECK(static_cast<double>(out[row * width + i]) == doctest::Approx(scaled).epsilon(1e-5));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("what was kept is added again, in the order of brackets") {
+    const std::vector<float> weight = {2, 0, 0, 3};
+    const std::vector<float> one = {1};
+    Network network(2);
+    network.keep();
+    network.add_linear(rows_of(weight, 2), {});
+    network.keep();
+    network.add_pointwise(Pointwise::add, one);
+    network.add_kept();
+    network.add_kept();
+    network.keep();
+    network.add_kept();
+    std::vector<float> in;
+    std::vector<float> expected;
+    for (int row = 0; row < 40; ++row) {
+        const auto x = static_cast<float>(row);
+        in.insert(in.end(), {x, -x});
+        expected.insert(expected.end(), {2 * (5 * x + 1), 2 * (-7 * x + 1)});
+    }
+    for (const Instructions instructions : available_instructions()) {
+        CHECK(run(network, in, instructions) == expected);
+    }
+}
+
 TEST_CASE("functions of every number, with one constant or one for each column") {
     const std::vector<float> in = {-3, 0.5, 4, 1, -1, 2};
     const std::vector<float> columns = {1, 2, 4};
@@ -117,6 +215,7 @@ TEST_CASE("functions of every number, with one constant or one for each column")
     CHECK(of(Pointwise::multiply, columns) == std::vector<float>{-3, 1, 16, 1, -2, 8});
     CHECK(of(Pointwise::divide, columns) == std::vector<float>{-3, 0.25, 1, 1, -0.5, 0.5});
     CHECK(of(Pointwise::maximum, one) == std::vector<float>{2, 2, 4, 2, 2, 2});
+    CHECK(of(Pointwise::leaky_relu, columns) == std::vector<float>{-3, 0.5, 4, 1, -2, 2});
     CHECK(of(Pointwise::minimum, columns) == std::vector<float>{-3, 0.5, 4, 1, -1, 2});
     CHECK(static_cast<double>(of(Pointwise::sigmoid, {})[1]) == doctest::Approx(0.6224593));
 }
@@ -124,9 +223,10 @@ TEST_CASE("functions of every number, with one constant or one for each column")
 TEST_CASE("NaN stays NaN in every function") {
     const std::vector<float> one = {2};
     for (const auto function :
-         {Pointwise::tanh, Pointwise::relu, Pointwise::sigmoid, Pointwise::maximum, Pointwise::minimum}) {
+         {Pointwise::tanh, Pointwise::relu, Pointwise::sigmoid, Pointwise::gelu, Pointwise::gelu_tanh,
+          Pointwise::silu, Pointwise::elu, Pointwise::leaky_relu, Pointwise::maximum, Pointwise::minimum}) {
         Network network(1);
-        network.add_pointwise(function, function < Pointwise::add ? std::span<const float>{} : one);
+        network.add_pointwise(function, function < Pointwise::elu ? std::span<const float>{} : one);
         for (const Instructions instructions : available_instructions()) {
             CHECK(std::isnan(run(network, {std::numeric_limits<float>::quiet_NaN()}, instructions)[0]));
         }
@@ -141,6 +241,14 @@ TEST_CASE("sizes that do not fit are refused") {
     CHECK_THROWS_AS(network.add_linear(rows_of(values, 2), values), std::invalid_argument);
     CHECK_THROWS_AS(network.add_pointwise(Pointwise::add, {}), std::invalid_argument);
     CHECK_THROWS_AS(network.add_pointwise(Pointwise::tanh, values), std::invalid_argument);
+    CHECK_THROWS_AS(network.add_layer_norm(values, {}, 1e-5), std::invalid_argument);
+    CHECK_THROWS_AS(network.add_layer_norm({}, values, 1e-5), std::invalid_argument);
+    CHECK_THROWS_AS(network.add_layer_norm({}, {}, 0.0), std::invalid_argument);
+    CHECK_THROWS_AS(network.add_layer_norm({}, {}, std::nan("")), std::invalid_argument);
+    CHECK_THROWS_AS(network.add_kept(), std::invalid_argument);
+    network.keep();
+    network.add_linear(rows_of(values, 2), {});
+    CHECK_THROWS_AS(network.add_kept(), std::invalid_argument);
     std::vector<float> out(6);
     CHECK_THROWS_AS(network.run(rows_of(values, 2), {out, 3, 2}), std::invalid_argument);
 }
