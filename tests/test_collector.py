@@ -105,7 +105,7 @@ def test_steps_made_alone_are_those_of_the_agent_bit_for_bit(
     env_fns = tuple(functools.partial(env_fn, 4 + i, ("term", "trunc")[i % 2]) for i in range(3))
     fast = acting(env_fns)
     seen = [collect(fast), collect(fast, 7)]
-    assert alone == [STEPS - WATCH_FROM - 1, 7]
+    assert alone == [STEPS - WATCH_FROM - 2, 7]
     monkeypatch.setattr(RunnerPolicy, "drawing", lambda _: None)
     slow = acting(env_fns)
     for ours, theirs in zip(seen, [collect(slow), collect(slow, 7)], strict=True):
@@ -118,7 +118,7 @@ def test_steps_made_alone_are_those_of_the_agent_bit_for_bit(
 
 def test_agent_is_asked_again_when_a_check_is_due(alone: list[int]) -> None:
     collect(acting((Count,)), CHECK_EVERY + 100)
-    assert alone == [CHECK_EVERY, 100 - WATCH_FROM - 2]
+    assert alone == [CHECK_EVERY - 1, 100 - WATCH_FROM - 2]
 
 
 def test_environment_that_raises_is_named_with_its_action_and_earlier_steps_count(alone: list[int]) -> None:
@@ -128,7 +128,7 @@ def test_environment_that_raises_is_named_with_its_action_and_earlier_steps_coun
     assert reply.env_index == 1
     assert "environment 1 failed in step with action np.int64(" in reply.message
     assert alone
-    assert runner._lengths[0] == WATCH_FROM + 1 + alone[0]
+    assert runner._lengths[0] == WATCH_FROM + 2 + alone[0]
 
 
 RUNNERS: list[Runner] = []
@@ -148,7 +148,7 @@ def test_rollout_ends_after_the_step_in_which_it_is_abandoned(alone: list[int]) 
     reply = RUNNERS[0].handle(Collect(num_steps=STEPS))
     assert isinstance(reply, Failed)
     assert "abandoned" in reply.message
-    assert alone == [21 - WATCH_FROM - 1]
+    assert alone == [21 - WATCH_FROM - 2]
 
 
 def test_policy_that_is_no_distribution_any_more_is_the_agents_error(alone: list[int]) -> None:
@@ -159,7 +159,7 @@ def test_policy_that_is_no_distribution_any_more_is_the_agents_error(alone: list
     reply = acting((functools.partial(Explodes, 1000),)).handle(Collect(num_steps=STEPS))
     assert isinstance(reply, Failed)
     assert reply.message.startswith("the agent (MLPAgent) failed: ")
-    assert alone == [20 - WATCH_FROM - 1, 0]
+    assert alone == [20 - WATCH_FROM - 2, 0]
 
 
 def limited(steps: int) -> gym.Env:

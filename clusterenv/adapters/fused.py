@@ -26,8 +26,11 @@ TOLERANCE = 1e-5
 """Difference, absolute and relative, up to which our numbers count as the agent's."""
 CHECK_EVERY = 256
 """Acts after which the agent computes again and is compared."""
-WATCH_FROM = 4
+WATCH_FROM = 3
 """Acts under one state before one is watched, which is not worth it for a state of a step or two.
+
+The next is the agent's too, and what was found must give its numbers: an agent that counts, or draws
+at random by other ways than torch's, gives others each time.
 
 Nothing from before the state counts, so that training that goes on from a milestone gives the same numbers.
 """
@@ -52,6 +55,8 @@ class Fused:
     def forget(self) -> None:
         """The agent has changed: it must be watched again."""
         self._family: Family | None = None
+        self._tried: Family | None = None
+        """That of a program which has to give the numbers of the agent's next act to be used."""
         self._policy: Program | None = None
         self._log_std: Floats | None = None
         self._value: Program | None = None
@@ -132,8 +137,11 @@ class Fused:
         """Remember how the call just watched came to its parameters and value, if that can be repeated."""
         watch, self._watch = self._watch, None
         if watch is None:
+            tried, self._tried = self._tried, None
+            self._family = tried if tried and self._is_same(obs, tried, family, params, value) else None
             return
-        self._family = self._policy = self._log_std = self._value = self._drawing = None
+        holds = self._family is not None and self._is_same(obs, self._family, family, params, value)
+        self._family = self._tried = self._policy = self._log_std = self._value = self._drawing = None
         self._value_due = True
         self._watch_at = self._acts + CHECK_EVERY
         if family is None or params is None or distribution is None or watch.shape != obs.shape:
@@ -141,7 +149,9 @@ class Fused:
         if family.kind in REPEATED and self._find(watch, distribution):
             if isinstance(value, Tensor):
                 self._find_value(watch, value, obs)
-            self._family = family if self._agrees(obs, family, params) else None
+            self._tried = family if self._agrees(obs, family, params) else None
+            if holds:
+                self._family, self._tried = self._tried, None
 
     def _find(self, watch: Watch, distribution: Distribution) -> bool:
         tensors = defining_tensors(distribution)
@@ -159,6 +169,16 @@ class Fused:
         program = watch.program_of(value)
         if program is not None and program.width == 1 and program.cost <= LARGEST:
             self._value = program if _close(program(obs)[:, 0], to_array(value).reshape(-1)) else None
+
+    def _is_same(
+        self, obs: Nested, known: Family, family: Family | None, params: Floats | None, value: object
+    ) -> bool:
+        """Whether the program of the family `known` gives what the agent gave."""
+        if family != known or params is None or not self._agrees(obs, known, params):
+            return False
+        if self._value is None or not isinstance(value, Tensor):
+            return True
+        return _close(self._value(obs)[:, 0], to_array(value).reshape(-1))
 
     def _agrees(self, obs: Nested, family: Family, params: Floats) -> bool:
         ours, theirs = self._policy_params(obs), params

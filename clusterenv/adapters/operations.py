@@ -132,6 +132,8 @@ def _row_constant(value: object, source: Tensor) -> Floats | None:
     features = source.shape[1:].numel()
     if value.numel() == 1:
         return numbers_of(value).reshape(1)
+    if value.shape == source.shape and bool((value == value[:1]).all()):
+        value = value[0]
     same_for_all = value.ndim < source.ndim or value.shape[0] == 1
     return numbers_of(value).reshape(-1) if same_for_all and value.numel() == features else None
 

@@ -120,9 +120,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if self._paused or self._broken:
             return result
-        if _cannot_be_repeated(func):
+        depends = self._depends(args) or self._depends(tuple(kwargs.values()))
+        if _cannot_be_repeated(func) or (depends and torch.Tag.dynamic_output_shape in func.tags):
             self._broken = True
-        elif self._depends(args) or self._depends(tuple(kwargs.values())):
+        elif depends and func not in _LIKE:
             with self.paused():
                 self._follow(func, args, kwargs, result)
         return result
@@ -279,8 +280,18 @@ _CHOOSING = {
 }
 """What gives some of a tensor's numbers, in another order perhaps."""
 
-_SHAPE_ONLY = {aten.expand_as.default, aten.view_as.default, aten.to.other}
+_SHAPE_ONLY = {aten.expand_as.default, aten.type_as.default, aten.view_as.default, aten.to.other}
 """What takes nothing but a shape or a dtype from its second argument."""
+
+_LIKE = {
+    aten.full_like.default,
+    aten.new_full.default,
+    aten.new_ones.default,
+    aten.new_zeros.default,
+    aten.ones_like.default,
+    aten.zeros_like.default,
+}
+"""What takes nothing but a shape or a dtype from its first argument."""
 
 
 def _sum(one: _Seen, other: _Seen | None, result: Tensor) -> tuple[Layer, ...] | None:

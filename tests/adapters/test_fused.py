@@ -48,8 +48,8 @@ def worker_of(agent: object, obs: spaces.Space = BOX, actions: spaces.Space = AC
 
 
 def use_a_while(worker: Any, space: spaces.Space = BOX) -> None:
-    """The next act is the first that is watched."""
-    for seed in range(WATCH_FROM):
+    """The next act is the last of the agent's own."""
+    for seed in range(WATCH_FROM + 1):
         act(worker, some_obs(seed, space))
 
 
@@ -132,6 +132,11 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
     "normalised layer that is shifted": (lambda a, x: F.layer_norm(x, (5,), a.mean, a.mean, 0.1), same),
     "residual": (lambda a, x: torch.tanh(x / 3) + x, lambda a, x: x + F.relu(x)),
     "residuals in each other": (same, lambda a, x: x + F.relu((y := F.silu(x) * 2) + torch.tanh(y))),
+    "like its type": (lambda a, x: x - a.mean.type_as(x), same),
+    "like its shape": (
+        lambda a, x: x + torch.ones_like(x) * a.mean,
+        lambda a, x: x - torch.full_like(x, 0.5) + x.new_zeros(4),
+    ),
     "added three times": (same, lambda a, x: x + (x + torch.tanh(x))),
 }
 
@@ -172,6 +177,9 @@ LEFT_ALONE: dict[str, tuple[Any, Any]] = {
     "data": (lambda a, x: x + x.data.mean(), same),
     "noise": (same, lambda a, x: x + torch.rand(4)),
     "counting": (counted, same),
+    "NumPy's noise": (same, lambda a, x: x + float(np.random.default_rng().normal())),
+    "how many": (same, lambda a, x: x + x.nonzero().shape[0]),
+    "chosen": (same, lambda a, x: x + x[x > 0].shape[0]),
     "in place": (same, lambda a, x: x.mul_(2)),
     "upside down": (lambda a, x: x.flip(0), same),
     "softmax": (same, lambda a, x: torch.softmax(x, 1)),
@@ -316,7 +324,7 @@ def test_what_acts_depends_on_nothing_before_the_weights(acts_before: int) -> No
     for seed in range(WATCH_FROM + 3):
         assert_same_policy(worker, some_obs(seed))
         used.append(worker._fused.used)
-    assert used == [False] * (WATCH_FROM + 1) + [True] * 2
+    assert used == [False] * (WATCH_FROM + 2) + [True]
 
 
 def test_agent_is_not_watched_where_weights_change_all_the_time() -> None:
@@ -339,7 +347,7 @@ def test_agent_that_changes_by_itself_is_found_out() -> None:
 
         def distribution(self, obs: Tensor) -> Distribution:
             self.calls += 1
-            return Categorical(logits=self.net(obs) * math.copysign(1, WATCH_FROM + 1.5 - self.calls))
+            return Categorical(logits=self.net(obs) * math.copysign(1, WATCH_FROM + 2.5 - self.calls))
 
     worker = worker_of(Turns())
     obs = some_obs(0)
