@@ -70,7 +70,7 @@ class _Place(_Memory):
 
 
 class Lender:
-    """The sender's side. The receiver has to accept an offer first: one large message travels as ever."""
+    """The sender's side. The receiver has to accept an offer first; what is sent before travels as ever."""
 
     def __init__(self, *, is_near: bool) -> None:
         """Lend nothing unless the receiver `is_near`, which is to say that it may be on this machine."""
@@ -84,22 +84,25 @@ class Lender:
 
         None where nothing is lent now.
         """
-        large = [(number, frame) for number, frame in enumerate(frames) if len(frame) >= LARGE_BYTES]
-        if not large or not self.lends:
-            return None
-        nbytes = sum(_in_lines(len(frame)) for _, frame in large)
-        place = self._place_for(nbytes)
+        place = self._place_for([len(frame) for frame in frames])
         if place is None:
             return None
         place.loans += 1
         left, start = list(frames), 0
         table = [LOAN.pack(place.segment.nonce, place.loans)]
-        for number, frame in large:
+        for number, frame in enumerate(frames):
+            if len(frame) < LARGE_BYTES:
+                continue
             place.room[start : start + len(frame)] = np.frombuffer(frame, np.uint8)
             table.append(FRAME.pack(number, start, len(frame)))
             left[number] = b""
             start += _in_lines(len(frame))
         return left, b"".join(table)
+
+    def ask(self, sizes: Sequence[int]) -> segments.Segment | None:
+        """What to offer to the receiver before frames of these sizes are sent, which need not travel then."""
+        self._place_for(sizes)
+        return self.offer()
 
     def offer(self) -> segments.Segment | None:
         """What to offer to the receiver, once."""
@@ -118,8 +121,15 @@ class Lender:
                     self._places.clear()
                 return
 
-    def _place_for(self, nbytes: int) -> _Place | None:
-        """Free memory with so much room; else more is offered, for later, if there may be any."""
+    def is_waiting_for(self, segment: segments.Segment) -> bool:
+        """Whether the receiver has not answered an offer."""
+        return any(place.segment is segment and not place.accepted for place in self._places)
+
+    def _place_for(self, sizes: Sequence[int]) -> _Place | None:
+        """Free memory with room for large frames; else more is offered, for later, if there may be any."""
+        nbytes = sum(_in_lines(size) for size in sizes if size >= LARGE_BYTES)
+        if not nbytes or not self.lends:
+            return None
         free = [place for place in self._places if place.accepted and place.is_free]
         for place in free:
             if len(place.room) >= nbytes:

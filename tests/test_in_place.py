@@ -224,9 +224,19 @@ def test_networks_that_act_in_cpp_collect_in_rows_of_their_own() -> None:
 
     for one, other in zip(shared, travelled, strict=True):
         assert_same(one, other)
-    nbytes = shared[0].obs.nbytes
-    assert received[0] < nbytes / 2  # nobody knows the network yet
-    assert received[1] > nbytes / 2
+    assert lies_in_place(shared[0].obs)  # nobody knows the network yet
+    assert not lies_in_place(shared[1].obs)
+    assert received[0] < shared[0].obs.nbytes / 2
+
+
+def lies_in_place(array: np.ndarray[Any, Any]) -> bool:
+    """Whether it begins in memory of this process that runners write to, which is mapped privately."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        places, rights, *_ = line.split()
+        first, end = (int(place, 16) for place in places.split("-"))
+        if first <= array.ctypes.data < end:
+            return rights.endswith("p") and "/dev/shm/clusterenv-" in line
+    return False
 
 
 def _pieces() -> set[int]:
@@ -292,13 +302,11 @@ def test_runners_that_cannot_map_it_send_their_rows(nodes: int, odd: int) -> Non
     with ClusterEnv(env_fns, LocalConfig(nodes=nodes, cpus_per_node=2), seed=0) as env:
         env.reset(seed=0)
         for number in range(3):
-            before = env.stats()["bytes_received"]
             batch = env.rollout(Looks(), T)
-            sent = env.stats()["bytes_received"] - before
             expected = (number * T + np.arange(T)) % 251
             assert (batch.obs == expected[:, None, None, None, None]).all()
             assert (batch.last_obs == (number + 1) * T % 251).all()
-            assert number > 0 or (sent > batch.obs.nbytes * odd / N / 2)
+            assert not lies_in_place(batch.obs)
     assert batch.obs.flags.writeable
 
 

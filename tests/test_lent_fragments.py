@@ -52,8 +52,7 @@ def test_rollouts_that_are_kept_stay_as_they_are(workers: int, runners: int) -> 
         assert_follows(batch.obs, 16 * number)
         assert (batch.last_obs == 16 * (number + 1) % 251).all()
     travelled = np.diff(received, prepend=0)
-    assert (travelled[[0, 1, 2, 3, -1]] < kept[0].obs.nbytes / 10).all()
-    assert travelled[4] > kept[0].obs.nbytes  # memory of workers is not there before it is asked for
+    assert (travelled < kept[0].obs.nbytes / 10).all()
 
 
 def test_streams_and_steps_of_the_policy_come_through_memory() -> None:

@@ -60,10 +60,10 @@ class Agent(nn.Module):
 class CleanRLAgent(nn.Module):
     """The same networks behind the one method that CleanRL's scripts call."""
 
-    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Draw the weights from torch's global generator."""
+    def __init__(self, agent: Agent) -> None:
+        """Put `agent` behind it."""
         super().__init__()
-        self.agent = Agent(observation_space, action_space)
+        self.agent = agent
 
     def get_action_and_value(
         self, obs: Tensor, action: Tensor | None = None
@@ -75,6 +75,11 @@ class CleanRLAgent(nn.Module):
         return action, policy.log_prob(action), policy.entropy(), self.agent.value(obs)
 
 
+def networks_of(style: AgentStyle, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Agent:
+    """The networks of `style`, whatever methods they are behind there; see `make_agent`."""
+    return Agent(observation_space, action_space, _INNER.get(style, nn.Tanh))
+
+
 def make_agent(
     style: AgentStyle, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> Agent | CleanRLAgent:
@@ -84,10 +89,8 @@ def make_agent(
     GELU, and what comes before them added, in place of each tanh; workers repeat it in C++ like the others.
     "torch" has Mish there, which they do not, so that torch computes it.
     """
-    if style in _INNER:
-        return Agent(observation_space, action_space, _INNER[style])
-    agent_class = Agent if style == "distribution" else CleanRLAgent
-    return agent_class(observation_space, action_space)
+    agent = networks_of(style, observation_space, action_space)
+    return CleanRLAgent(agent) if style == "cleanrl" else agent
 
 
 def _num_outputs(action_space: gym.Space[Any]) -> int:

@@ -59,8 +59,8 @@ class ProfileBenchmark:
     repeats: int = 21
     """Rollouts; medians are shown, and the least."""
     agent_style: AgentStyle = "distribution"
-    """Methods of the agent: `distribution` and `value`, or CleanRL's one;
-    "torch" is one that C++ does not repeat."""
+    """Methods of the agent: `distribution` and `value`, or CleanRL's one; "residual" has other networks, and
+    "torch" some that C++ does not repeat."""
 
     def run(self) -> None:
         """Measure and print."""
@@ -73,7 +73,7 @@ class ProfileBenchmark:
         seen = [name for name in rows[0] if any(row[name] for row in rows)]
         lines += [_line(name, [row[name] for row in rows]) for name in seen]
         whole = self._measure(lambda: _do(runner, collect))
-        loop = hand_written(self.env_id, self.num_envs, self.num_steps, SEED)
+        loop = hand_written(self.env_id, self.num_envs, self.num_steps, SEED, self.agent_style)
         twin = self._measure(lambda: [loop() for _ in range(self.num_steps)])
         bare = bare_loop(self.env_id, SEED)
         looks = -(-self.num_envs * self.num_steps // bare())

@@ -40,8 +40,8 @@ class RolloutBenchmark:
     repeats: int = 5
     """Measurements of each contender; in each repeat all of them run, one after the other."""
     agent_style: AgentStyle = "distribution"
-    """Methods of the agent that ClusterEnv is given: `distribution` and `value`, or CleanRL's one;
-    "torch" is one that C++ does not repeat."""
+    """Methods of the agent that ClusterEnv is given: `distribution` and `value`, or CleanRL's one; "residual"
+    has other networks, and "torch" some that C++ does not repeat, as the hand-written processes have then."""
     json: Path | None = None
     """File to write the result to as well."""
 
@@ -83,7 +83,13 @@ class RolloutBenchmark:
         """By name, what measures it; the others wait meanwhile."""
         cluster = stack.enter_context(closing(_ClusterRollouts(self)))
         twins = [
-            (self.env_id, self.envs_per_worker, self.num_steps, SEED + worker * self.envs_per_worker)
+            (
+                self.env_id,
+                self.envs_per_worker,
+                self.num_steps,
+                SEED + worker * self.envs_per_worker,
+                self.agent_style,
+            )
             for worker in range(self.workers)
         ]
         loops = [(self.env_id, SEED + worker) for worker in range(self.workers)]

@@ -12,7 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
-from clusterenv.benchmark.agents import Agent
+from clusterenv.benchmark.agents import Agent, AgentStyle, networks_of
 
 Advance = Callable[[], int]
 """Makes a few environment steps; their number."""
@@ -38,7 +38,9 @@ def bare_loop(env_id: str, seed: int) -> Advance:
     return advance
 
 
-def hand_written(env_id: str, num_envs: int, num_steps: int, seed: int) -> Advance:
+def hand_written(
+    env_id: str, num_envs: int, num_steps: int, seed: int, style: AgentStyle = "distribution"
+) -> Advance:
     """`SyncVectorEnv` and a torch agent; steps are stored in arrays [num_steps, num_envs], for a learner.
 
     It samples without `torch.distributions`, which would add a fifth to its time on CartPole: of two usual
@@ -47,14 +49,16 @@ def hand_written(env_id: str, num_envs: int, num_steps: int, seed: int) -> Advan
     envs = SyncVectorEnv(
         [lambda: gym.make(env_id) for _ in range(num_envs)], autoreset_mode=AutoresetMode.SAME_STEP
     )
-    return acting_in(envs, num_steps, seed)
+    return acting_in(envs, num_steps, seed, style)
 
 
-def acting_in(envs: VectorEnv[Any, Any, Any], num_steps: int, seed: int) -> Advance:
+def acting_in(
+    envs: VectorEnv[Any, Any, Any], num_steps: int, seed: int, style: AgentStyle = "distribution"
+) -> Advance:
     """The same over any vector that has the interface of Gymnasium's."""
     space = envs.single_action_space
     torch.manual_seed(seed)
-    agent = Agent(envs.single_observation_space, space)
+    agent = networks_of(style, envs.single_observation_space, space)
     batch = _Batch(envs, num_steps)
     obs, _ = envs.reset(seed=seed)
     step = 0

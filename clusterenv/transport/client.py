@@ -12,7 +12,7 @@ import zmq
 from clusterenv.errors import ConnectError, ProtocolError
 from clusterenv.lending import Lender
 from clusterenv.transport.addresses import is_own_endpoint
-from clusterenv.transport.codec import Buffer, Envelope, Side, decode, encode
+from clusterenv.transport.codec import Buffer, Envelope, Side, decode, encode, size_of
 from clusterenv.transport.curve import Connection, require_curve
 from clusterenv.transport.dialing import Line, dial
 from clusterenv.transport.messages import Lend, Lent, Message
@@ -24,6 +24,9 @@ from clusterenv.transport.sockets import (
     receive_parts,
     send_parts,
 )
+
+ANSWER_WITHIN_S = 0.2
+"""How long a message waits for the head to map memory for its large frames, once for each such memory."""
 
 
 class Client:
@@ -42,6 +45,8 @@ class Client:
         self._lender = Lender(is_near=False)
         self._poller = zmq.Poller()
         self._fds: tuple[int, ...] = ()
+        self._early: list[Envelope] = []
+        """What came while a message waited."""
 
     @property
     def endpoint(self) -> str | None:
@@ -74,9 +79,20 @@ class Client:
             ConnectError: if the connection was lost, or the head does not read.
             ProtocolError: if the message is larger than the head accepts.
         """
-        nbytes = self._send(message, frames, sequence)
-        offer = self._lender.offer()
-        return nbytes if offer is None else nbytes + self._send(Lend(**asdict(offer)), (), 0)
+        return self._offer_memory(frames) + self._send(message, frames, sequence)
+
+    def _offer_memory(self, frames: Sequence[Buffer]) -> int:
+        """Wait a little for the head to map memory for `frames`, if that is new; bytes that were sent."""
+        sizes = [size_of(frame) for frame in frames]
+        offer = self._lender.ask(sizes) if sum(sizes) <= self._connection.max_message_bytes else None
+        if offer is None:
+            return 0
+        nbytes = self._send(Lend(**asdict(offer)), (), 0)
+        deadline = time.monotonic() + ANSWER_WITHIN_S
+        while self._lender.is_waiting_for(offer) and (left_s := deadline - time.monotonic()) > 0:
+            self._lines[0].socket.poll(math.ceil(left_s * 1000))
+            self._early += self._read(self._lines[0])
+        return nbytes
 
     def _send(self, message: Message, frames: Sequence[Buffer], sequence: int) -> int:
         if not self._lines:
@@ -106,6 +122,9 @@ class Client:
         """
         if not self._lines:
             raise ConnectError("not connected to a head")
+        if self._early:
+            early, self._early = self._early, []
+            return early, []
         self._watch(tuple(fds))
         deadline = time.monotonic() + timeout_s
         while True:

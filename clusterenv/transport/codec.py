@@ -104,7 +104,9 @@ def encode(
     body = _ENCODER.encode(message)
     flat: Parts = [_flat(frame) for frame in frames]
     pack, apart = _packed(flat)
-    nbytes = HEADER.size + len(body) + sum(map(_size, pack)) + sum(_size(flat[number]) for number in apart)
+    nbytes = (
+        HEADER.size + len(body) + sum(map(size_of, pack)) + sum(size_of(flat[number]) for number in apart)
+    )
     _check_size(type(message).__name__, len(frames), nbytes, max_message_bytes)
     lent = None if lend is None else lend(flat)
     if pack:
@@ -114,7 +116,7 @@ def encode(
         kind |= LENT
     rest = [*pack, *(flat[number] for number in apart), *([] if lent is None else [table])]
     header = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, run_id, incarnation, sequence)
-    return [header + body, *rest], HEADER.size + len(body) + sum(map(_size, rest))
+    return [header + body, *rest], HEADER.size + len(body) + sum(map(size_of, rest))
 
 
 def decode(
@@ -136,7 +138,7 @@ def decode(
     head, *frames = parts
     kind, bits, incarnation, sequence = _read_header(head, sender, run_id)
     name = KINDS[kind].__name__
-    nbytes = sum(map(_size, parts))
+    nbytes = sum(map(size_of, parts))
     table = None
     if bits & LENT:
         if borrow is None or not frames:
@@ -146,7 +148,7 @@ def decode(
         frames = _unpacked(name, frames)
     if borrow is not None and table is not None:
         frames = borrow(frames, table)
-    _check_size(name, len(frames), head.nbytes + sum(map(_size, frames)), max_message_bytes)
+    _check_size(name, len(frames), head.nbytes + sum(map(size_of, frames)), max_message_bytes)
     try:
         message = _DECODERS[kind].decode(head[HEADER.size :])
     except (
@@ -189,7 +191,7 @@ def _check_size(name: str, num_frames: int, nbytes: int, max_message_bytes: int)
 
 def _packed(frames: Sequence[memoryview | bytes]) -> tuple[Parts, list[int]]:
     """The small frames as one part, if there are several, and the numbers of those that stay parts."""
-    sizes = [_size(frame) for frame in frames]
+    sizes = [size_of(frame) for frame in frames]
     apart = [number for number, size in enumerate(sizes) if size >= PACKED_BELOW_BYTES]
     if len(frames) - len(apart) < LEAST_PACKED:
         return [], list(range(len(frames)))
@@ -229,8 +231,9 @@ def _flat(frame: Buffer) -> memoryview | bytes:
     return frame
 
 
-def _size(part: memoryview | bytes) -> int:
-    return part.nbytes if isinstance(part, memoryview) else len(part)
+def size_of(part: Buffer) -> int:
+    """Bytes of a frame or part."""
+    return len(part) if isinstance(part, bytes) else part.nbytes
 
 
 def _aligned(frame: memoryview) -> memoryview:

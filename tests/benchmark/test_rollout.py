@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 TINY = ["--workers", "1", "--envs-per-worker", "4", "--num-steps", "16", "--seconds", "0.5", "--repeats", "1"]
 
 
-@pytest.mark.parametrize("style", ["distribution", "cleanrl"])
+@pytest.mark.parametrize("style", ["distribution", "cleanrl", "residual"])
 def test_rollout_prints_and_writes_what_each_contender_reached(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], style: str
 ) -> None:

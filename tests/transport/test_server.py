@@ -94,7 +94,7 @@ def test_large_frame_arrives_and_outlives_the_server(start_run: StartRun) -> Non
 
 
 def test_heartbeat_does_not_wait_behind_a_large_message(start_run: StartRun) -> None:
-    run = start_run(max_message_bytes=1 << 27)
+    run = start_run(max_message_bytes=1 << 27, shared_memory=False)
     client = run.client(max_message_bytes=1 << 27)
     peer = run.peer(client)
 
@@ -235,7 +235,8 @@ def test_message_above_the_limit_is_refused_to_the_sender(run: Run) -> None:
         client.send(m.Ack(), [bytes(LIMIT_BYTES)], sequence=0)
 
 
-def test_message_of_exactly_the_limit_passes(run: Run) -> None:
+def test_message_of_exactly_the_limit_passes(start_run: StartRun) -> None:
+    run = start_run(shared_memory=False)
     client = run.client()
     overhead = client.send(m.Ack(), [b""], sequence=0)
 
