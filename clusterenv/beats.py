@@ -17,7 +17,8 @@ def beat_interval_s(lease_s: float, num_workers: int) -> float:
     """Seconds for which the head may be left without a sign of life.
 
     A fifth of the lease, or a second. In large runs it is longer, so that all workers together send
-    BEATS_PER_S, but no more than a quarter of the lease: a worker that lives has three tries in it.
+    BEATS_PER_S, but no more than a quarter of the lease: a worker that lives, and looks every fifth of it,
+    has two tries in it at least.
     """
     return min(lease_s / 4, max(min(1.0, lease_s / 5), num_workers / BEATS_PER_S))
 

@@ -29,11 +29,13 @@ MOST_PLACES: Final = 4
 
 SPARE: Final = 8
 """Memory is larger by one part in so many than is needed at first: fragments differ in how many episodes end,
-and memory that is too small has to be made anew, while frames travel."""
+and memory that is too small has to be made anew."""
 
 LINE: Final = 64
 GIVEN_BACK: Final = 1
 """Word of the first line that only the receiver writes: number of the last loan that it has given back."""
+DROPPED: Final = 2
+"""Word of the first line that only the sender writes: not 0 once it lends this memory no more."""
 
 LOAN = struct.Struct("<QQ")
 """Nonce of the memory, number of the loan in it."""
@@ -136,7 +138,9 @@ class Lender:
                 return place
         if any(not place.accepted for place in self._places):
             return None
-        self._places = [place for place in self._places if place not in free]  # they are too small
+        for place in free:  # they are too small
+            place.words[DROPPED] = 1
+        self._places = [place for place in self._places if place not in free]
         if len(self._places) < MOST_PLACES:
             try:
                 slab, segment = segments.create(LINE + nbytes + nbytes // SPARE)
@@ -167,10 +171,12 @@ class Borrower:
         except (OSError, ValueError) as error:
             logger.info("frames travel, since memory that was offered cannot be mapped: %s", error)
             return False
-        memories = self._memories.setdefault(sender, {})
-        memories[segment.nonce] = segment, memory
-        while len(memories) > MOST_PLACES:  # one that was too small is replaced by another
-            del memories[next(iter(memories))]
+        kept = self._memories.get(sender, {}).items()
+        memories = {nonce: known for nonce, known in kept if not known[1].words[DROPPED]}
+        if len(memories) >= MOST_PLACES:
+            logger.info("memory that was offered is not mapped: %d more is lent already", MOST_PLACES)
+            return False
+        self._memories[sender] = {**memories, segment.nonce: (segment, memory)}
         return True
 
     def fetch(self, sender: Hashable, frames: Sequence[memoryview], table: memoryview) -> list[memoryview]:

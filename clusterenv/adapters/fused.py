@@ -1,8 +1,9 @@
 """A small network computed without torch, found by watching the agent compute and checked against it.
 
 Torch spends more on the dispatch of each operation than a small network's arithmetic takes for the rows of a
-runner. Only what was seen from end to end is repeated: linear layers, activations, and arithmetic with what
-does not depend on the observations. Where anything else is seen, the agent computes for itself.
+runner. Only what was seen from end to end is repeated: linear layers, LayerNorm, activations, residual sums,
+and arithmetic with what does not depend on the observations. Where anything else is seen, the agent computes
+for itself.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ CHECK_EVERY = 256
 WATCH_FROM = 3
 """Acts under one state before one is watched, which is not worth it for a state of a step or two.
 
-The next is the agent's too, and what was found must give its numbers: an agent that counts, or draws
-at random by other ways than torch's, gives others each time.
+The next is the agent's too, and what was found must give its numbers, but for the tolerance: an agent that
+counts, or draws at random by other ways than torch's, gives others.
 
 Nothing from before the state counts, so that training that goes on from a milestone gives the same numbers.
 """
@@ -59,9 +60,12 @@ class Fused:
         """That of a program which has to give the numbers of the agent's next act to be used."""
         self._policy: Program | None = None
         self._log_std: Floats | None = None
-        self._value: Program | None = None
         self._drawing: Drawing | None = None
+        self._value: Program | None = None
+        self._tried_value: Program | None = None
+        """What has to give the agent's next values to be used."""
         self._value_due = True
+        """Whether the agent is asked for its next values, and watched."""
         self._watch_at = WATCH_FROM
         self._acts = 0
         self.used = False
@@ -72,7 +76,7 @@ class Fused:
         Without `with_values` there are no values.
         """
         self._acts += 1
-        if self._family is None or self._acts > self._watch_at or (with_values and self._value is None):
+        if self._family is None or self._acts > self._watch_at or (with_values and not self._knows_values):
             return None
         self.used = True
         return self._family, self._policy_params(obs), self.values(obs) if with_values else None
@@ -94,7 +98,13 @@ class Fused:
 
     def values(self, obs: Nested) -> Floats | None:
         """Values [n]; None: the agent must compute."""
-        return None if self._family is None or self._value is None else self._value(obs)[:, 0]
+        if self._family is None or self._value is None or not self._knows_values:
+            return None
+        return self._value(obs)[:, 0]
+
+    @property
+    def _knows_values(self) -> bool:
+        return self._value is not None and not self._value_due
 
     def watching_values(self, inputs: Nested) -> AbstractContextManager[object]:
         """Around a call of the agent's value function: the first after its policy was found, or checked."""
@@ -105,11 +115,19 @@ class Fused:
     def learn_values(self, obs: Nested, value: object) -> None:
         """Remember how the call just watched came to its values, if that can be repeated."""
         watch, self._watch = self._watch, None
+        tried, self._tried_value = self._tried_value, None
         if watch is None:
+            if tried is not None:
+                self._value = tried if _gives(tried, obs, value) else None
             return
+        known, self._value = self._value, None
         self._value_due = False
-        if isinstance(value, Tensor) and watch.shape == obs.shape:
-            self._find_value(watch, value, obs)
+        if watch.shape == obs.shape:
+            found = _values_program(watch, value, obs)
+            if known is not None and _gives(known, obs, value):
+                self._value = found
+            else:
+                self._tried_value = found
 
     def watching(self, inputs: Nested) -> AbstractContextManager[object]:
         """Around a call of the agent that `act` has left to it."""
@@ -138,17 +156,19 @@ class Fused:
         watch, self._watch = self._watch, None
         if watch is None:
             tried, self._tried = self._tried, None
-            self._family = tried if tried and self._is_same(obs, tried, family, params, value) else None
+            if tried is not None and self._is_same(obs, tried, family, params, value):
+                self._family = tried
             return
         holds = self._family is not None and self._is_same(obs, self._family, family, params, value)
-        self._family = self._tried = self._policy = self._log_std = self._value = self._drawing = None
-        self._value_due = True
+        self._family = self._tried = self._policy = self._log_std = self._drawing = None
+        self._value = self._value if holds else None
+        self._tried_value, self._value_due = None, True
         self._watch_at = self._acts + CHECK_EVERY
         if family is None or params is None or distribution is None or watch.shape != obs.shape:
             return
         if family.kind in REPEATED and self._find(watch, distribution):
             if isinstance(value, Tensor):
-                self._find_value(watch, value, obs)
+                self._value, self._value_due = _values_program(watch, value, obs), False
             self._tried = family if self._agrees(obs, family, params) else None
             if holds:
                 self._family, self._tried = self._tried, None
@@ -165,20 +185,13 @@ class Fused:
             self._log_std = np.log(scale)
         return True
 
-    def _find_value(self, watch: Watch, value: Tensor, obs: Nested) -> None:
-        program = watch.program_of(value)
-        if program is not None and program.width == 1 and program.cost <= LARGEST:
-            self._value = program if _close(program(obs)[:, 0], to_array(value).reshape(-1)) else None
-
     def _is_same(
         self, obs: Nested, known: Family, family: Family | None, params: Floats | None, value: object
     ) -> bool:
         """Whether the program of the family `known` gives what the agent gave."""
         if family != known or params is None or not self._agrees(obs, known, params):
             return False
-        if self._value is None or not isinstance(value, Tensor):
-            return True
-        return _close(self._value(obs)[:, 0], to_array(value).reshape(-1))
+        return self._value is None or value is None or _gives(self._value, obs, value)
 
     def _agrees(self, obs: Nested, family: Family, params: Floats) -> bool:
         ours, theirs = self._policy_params(obs), params
@@ -196,6 +209,17 @@ class Fused:
         params[:, :size] = outputs
         params[:, size:] = self._log_std
         return params
+
+
+def _values_program(watch: Watch, value: object, obs: Nested) -> Program | None:
+    program = watch.program_of(value) if isinstance(value, Tensor) else None
+    fits = program is not None and program.width == 1 and program.cost <= LARGEST
+    return program if fits and program is not None and _gives(program, obs, value) else None
+
+
+def _gives(program: Program, obs: Nested, value: object) -> bool:
+    """Whether a program says what the agent's value function says."""
+    return isinstance(value, Tensor) and _close(program(obs)[:, 0], to_array(value).reshape(-1))
 
 
 def _close(ours: Array, theirs: Array) -> bool:

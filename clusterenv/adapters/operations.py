@@ -46,7 +46,9 @@ def _linear(func: Op, rest: Sequence[Any], source: Tensor) -> tuple[Layer, ...] 
         weight, bias = rest[0].t(), rest[1] if len(rest) > 1 else None
     else:
         return None
-    if source.ndim != 2 or weight.dtype is not torch.float32 or (bias is not None and bias.ndim != 1):
+    if source.ndim != 2 or weight.dtype is not torch.float32:
+        return None
+    if bias is not None and bias.shape != weight.shape[1:]:
         return None
     return (Linear(numbers_of(weight), None if bias is None else numbers_of(bias)),)
 
@@ -56,7 +58,7 @@ def _layer_norm(func: Op, rest: Sequence[Any], source: Tensor) -> tuple[Layer, .
     if func not in (aten.layer_norm.default, aten.native_layer_norm.default):
         return None
     shape, weight, bias, epsilon = (*rest, *(None, None, 1e-5)[len(rest) - 1 :])[:4]
-    if tuple(shape) != tuple(source.shape[1:]) or source.dtype is not torch.float32:
+    if tuple(shape) != tuple(source.shape[1:]) or source.dtype is not torch.float32 or epsilon <= 0.0:
         return None
     if any(each is not None and each.dtype is not torch.float32 for each in (weight, bias)):
         return None
@@ -132,8 +134,6 @@ def _row_constant(value: object, source: Tensor) -> Floats | None:
     features = source.shape[1:].numel()
     if value.numel() == 1:
         return numbers_of(value).reshape(1)
-    if value.shape == source.shape and bool((value == value[:1]).all()):
-        value = value[0]
     same_for_all = value.ndim < source.ndim or value.shape[0] == 1
     return numbers_of(value).reshape(-1) if same_for_all and value.numel() == features else None
 

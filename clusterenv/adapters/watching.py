@@ -94,7 +94,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         seen = self._seen.get(id(tensor))
         if self._broken or seen is None or seen.layers is None or not tensor.numel():
             return None
-        return Program(seen.layers, self.shape[1:].numel())
+        try:
+            return Program(seen.layers, self.shape[1:].numel())
+        except ValueError:  # of sizes that torch fits to each other, and C++ does not
+            return None
 
     def constant_row(self, tensor: Tensor) -> Floats | None:
         """The row that a tensor [n, features] repeats; None if it depends on the observations."""
@@ -121,7 +124,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._paused or self._broken:
             return result
         depends = self._depends(args) or self._depends(tuple(kwargs.values()))
-        if _cannot_be_repeated(func) or (depends and torch.Tag.dynamic_output_shape in func.tags):
+        if _cannot_be_repeated(func) or (depends and _decides(func, result)):
             self._broken = True
         elif depends and func not in _LIKE:
             with self.paused():
@@ -241,12 +244,34 @@ class _Functions(TorchFunctionMode):
 
 
 def _cannot_be_repeated(func: Op) -> bool:
-    """Whether it changes something, draws at random, or lets a number decide on the way."""
+    """Whether it changes something, draws at random, or gives a number away."""
     return (
         func._schema.is_mutable
         or torch.Tag.nondeterministic_seeded in func.tags
         or func is aten._local_scalar_dense.default
     )
+
+
+def _decides(func: Op, result: Result) -> bool:
+    """Whether numbers decide a size, or come out as such, so that the agent may go another way by them."""
+    parts = result if isinstance(result, list | tuple) else (result,)
+    return (
+        func in _OF_ANY_LENGTH
+        or not _DECIDING.isdisjoint(func.tags)
+        or not all(part is None or isinstance(part, Tensor) for part in parts)
+    )
+
+
+_DECIDING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+_OF_ANY_LENGTH = {
+    aten.argwhere.default,
+    aten.nonzero_numpy.default,
+    aten.repeat_interleave.Tensor,
+    aten.repeat_interleave.self_Tensor,
+    aten.tensor_split.tensor_indices_or_sections,
+    aten.where.default,
+}
+"""Made of other operations, and so without a tag that says this."""
 
 
 _DTYPES = (torch.float32, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

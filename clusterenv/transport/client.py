@@ -73,11 +73,12 @@ class Client:
     def send(self, message: Message, frames: Sequence[Buffer] = (), *, sequence: int) -> int:
         """Queue a message and return its size in bytes, without what a head on this machine finds in memory.
 
-        Large frames are not copied: they must not change until the head has answered.
+        Large frames are not copied: they must not change until the head has answered. For memory in which
+        they need not travel, this waits up to ANSWER_WITHIN_S.
 
         Raises:
             ConnectError: if the connection was lost, or the head does not read.
-            ProtocolError: if the message is larger than the head accepts.
+            ProtocolError: if the message is larger than the head accepts, or something came that is not allowed.
         """
         return self._offer_memory(frames) + self._send(message, frames, sequence)
 

@@ -1,4 +1,5 @@
-// Small feed-forward networks: linear layers, activations, and arithmetic with constants.
+// Small feed-forward networks: linear layers, normalization, activations, residual sums, arithmetic with
+// constants.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,7 @@ std::span<const Instructions> available_instructions();
 /// From rows [n, inputs] to rows [n, outputs], all float32.
 ///
 /// A row's numbers depend on that row alone, not on how many others there are: sums run over the inputs in
-/// their order. What takes powers of e is computed in double precision and rounded once.
+/// an order of their own. What takes powers of e is computed in double precision and rounded once.
 class Network {
   public:
     /// The identity; std::invalid_argument for 0 inputs.

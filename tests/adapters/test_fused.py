@@ -133,10 +133,7 @@ FOLLOWED: dict[str, tuple[Any, Any]] = {
     "residual": (lambda a, x: torch.tanh(x / 3) + x, lambda a, x: x + F.relu(x)),
     "residuals in each other": (same, lambda a, x: x + F.relu((y := F.silu(x) * 2) + torch.tanh(y))),
     "like its type": (lambda a, x: x - a.mean.type_as(x), same),
-    "like its shape": (
-        lambda a, x: x + torch.ones_like(x) * a.mean,
-        lambda a, x: x - torch.full_like(x, 0.5) + x.new_zeros(4),
-    ),
+    "like its shape": (same, lambda a, x: x + x.new_zeros(4)),
     "added three times": (same, lambda a, x: x + (x + torch.tanh(x))),
 }
 
@@ -178,8 +175,30 @@ LEFT_ALONE: dict[str, tuple[Any, Any]] = {
     "noise": (same, lambda a, x: x + torch.rand(4)),
     "counting": (counted, same),
     "NumPy's noise": (same, lambda a, x: x + float(np.random.default_rng().normal())),
+    "rows that are alike": (lambda a, x: x + torch.ones_like(x) * len(x), same),
+    "normalised by nothing": (same, lambda a, x: F.layer_norm(x, (4,), eps=0.0)),
+    "one bias": (same, lambda a, x: F.linear(x, torch.eye(4), torch.ones(1))),
+    "a bound of its own": (lambda a, x: F.hardtanh(x, -1.0, float(x.abs().max())), same),
+    "a tensor's bound": (lambda a, x: F.hardtanh(x, -1.0, x.abs().max()), same),
     "how many": (same, lambda a, x: x + x.nonzero().shape[0]),
     "chosen": (same, lambda a, x: x + x[x > 0].shape[0]),
+    **{
+        f"by {name}": (lambda a, x, decide=decide: x + 1 if decide(x) else -x, same)
+        for name, decide in {
+            "where": lambda x: len(torch.where(x > 0)[0]) > 9,
+            "nonzero": lambda x: len(x.nonzero(as_tuple=True)[0]) > 9,
+            "argwhere": lambda x: len(torch.argwhere(x > 0)) > 9,
+            "equal": lambda x: torch.equal(x, -x),
+            "allclose": lambda x: torch.allclose(x, -x),
+            "is_nonzero": lambda x: torch.is_nonzero(x[0, 0]),
+            "in": lambda x: 0 in x,
+            "format": lambda x: f"{x.abs().sum():.2f}" == "0.00",
+            "repeats": lambda x: len(torch.repeat_interleave(torch.ones(5), (x[0] > 0).long())) > 2,
+            "parts": lambda x: len(torch.tensor_split(x, (x[0] > 0).long())[0]) > 2,
+            "a slice": lambda x: len(x[: (x[0, 0] > 0).long()]) > 0,
+            "a maximum": lambda x: max(x.flatten()) > 1,
+        }.items()
+    },
     "in place": (same, lambda a, x: x.mul_(2)),
     "upside down": (lambda a, x: x.flip(0), same),
     "softmax": (same, lambda a, x: torch.softmax(x, 1)),
@@ -304,6 +323,60 @@ def test_values_that_are_asked_for_with_actions_are_the_agents(agent: Any) -> No
         assert np.allclose(acted.log_probs, act(worker, obs).log_probs, rtol=TOLERANCE, atol=TOLERANCE)
     worker._agent = None  # nobody asks it any more
     worker.act(some_obs(3, space), seed=7, env_ids=IDS, steps=STEPS, with_values=True)
+
+
+class Counts(MLPAgent):
+    """Its values go up with each call."""
+
+    def __init__(self, spaces_: Spaces) -> None:
+        super().__init__(spaces_)
+        self.calls = 0
+
+    def value(self, obs: Tensor) -> Tensor:
+        self.calls += 1
+        return super().value(obs) + self.calls
+
+
+def test_values_must_hold_for_the_next_call_too() -> None:
+    worker = worker_of(Counts(Spaces(BOX, ACTIONS["discrete"])))
+    act(worker, some_obs(0))
+    act(worker, some_obs(1))
+    assert worker._fused.used
+    obs = some_obs(2)
+    seen = [worker.values(obs)[0] for _ in range(5)]
+    assert np.allclose(np.diff(seen), 1)
+
+
+def test_value_function_that_changes_later_is_found_out() -> None:
+    class Turns(MLPAgent):
+        sign = 1.0
+
+        def value(self, obs: Tensor) -> Tensor:
+            return super().value(obs) * self.sign
+
+    worker = worker_of(Turns(Spaces(BOX, ACTIONS["discrete"])))
+    act(worker, some_obs(0))
+    obs = some_obs(2)
+    first = [worker.values(obs) for _ in range(3)][-1]
+    worker._agent.sign = -1.0
+    assert np.allclose(worker.values(obs), first)  # it cannot be seen before the next check
+    for seed in range(CHECK_EVERY):
+        act(worker, some_obs(seed))
+    for _ in range(3):
+        assert np.allclose(worker.values(obs), -first, atol=1e-5)
+
+
+def test_act_with_values_that_cannot_be_repeated_leaves_the_policy_as_it_is() -> None:
+    class Rounds(MLPAgent):
+        def value(self, obs: Tensor) -> Tensor:
+            return super().value(obs).round()
+
+    worker = worker_of(Rounds(Spaces(BOX, ACTIONS["discrete"])))
+    act(worker, some_obs(0))
+    act(worker, some_obs(1))
+    for seed in range(3):
+        worker.act(some_obs(seed), seed=7, env_ids=IDS, steps=STEPS, with_values=True)
+    assert worker._fused.act(some_obs(4), with_values=False) is not None
 
 
 def test_large_network_is_left_to_torch() -> None:

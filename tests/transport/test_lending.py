@@ -233,6 +233,32 @@ def test_memory_of_ended_workers_is_not_kept() -> None:
         assert len(borrower._memories) == 1
 
 
+def test_memory_in_use_is_not_forgotten_for_larger_ones() -> None:
+    lender, borrower = Lender(is_near=True), Borrower(borrows=True)
+
+    def borrowed(value: int, nbytes: int) -> list[memoryview]:
+        offer = lender.ask([nbytes])
+        if offer is not None:
+            lender.on_answer(offer.nonce, mapped=borrower.accepts(b"p", offer))
+        lent = lender.lend([frame(value, nbytes).data])
+        assert lent is not None
+        return borrower.fetch(b"p", [memoryview(each) for each in lent[0]], memoryview(lent[1]))
+
+    kept = borrowed(1, LARGE)
+    for size in range(2, 3 * MOST_PLACES):
+        borrowed(size, size * LARGE)
+    assert bytes(kept[0]) == frame(1).tobytes()
+    del kept
+    assert bytes(borrowed(99, LARGE)[0]) == frame(99).tobytes()
+    assert len(borrower._memories[b"p"]) <= MOST_PLACES
+
+
+def test_more_memory_than_a_sender_may_have_is_refused() -> None:
+    borrower = Borrower(borrows=True)
+    slabs = [segments.create(1 << 20) for _ in range(MOST_PLACES + 1)]
+    assert [borrower.accepts(b"p", segment) for _, segment in slabs] == [True] * MOST_PLACES + [False]
+
+
 def test_only_what_is_far_travels() -> None:
     lender = Lender(is_near=False)
     assert lender.lend([frame(1).data]) is None
