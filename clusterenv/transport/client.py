@@ -78,7 +78,7 @@ class Client:
 
         Raises:
             ConnectError: if the connection was lost, or the head does not read.
-            ProtocolError: if the message is larger than the head accepts, or something came that is not allowed.
+            ProtocolError: if the message is larger than the head accepts, or something not allowed came.
         """
         return self._offer_memory(frames) + self._send(message, frames, sequence)
 
