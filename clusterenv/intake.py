@@ -75,7 +75,6 @@ class Intake:
             peer.late_fragments += 1
             return
         peer.room -= 1
-        peer.working_on = self.sequence
         peer.policy = envelope.message.policy
         arrival = Arrival(peer, envelope.incarnation, envelope.message, envelope.frames)
         self.arrived.append(arrival)

@@ -16,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from clusterenv.beats import Beats
 from clusterenv.errors import ConnectError
 from clusterenv.launchers.base import INCARNATION_VARIABLE
 from clusterenv.pool import ProcessPool
@@ -28,6 +27,9 @@ from clusterenv.worker_start import CONNECTION_VARIABLE
 
 PACKAGES = ("clusterenv-rl", "gymnasium", "numpy", "torch", "pyzmq")
 """Distributions whose versions the head is told."""
+
+BEATS_PER_S = 500
+"""Heartbeats that a head should get from all workers."""
 
 LEAVE_WITHIN_S = 5.0
 """Seconds that a command in work has, once this process was told to end."""
@@ -97,6 +99,15 @@ def own_incarnation(environ: Mapping[str, str]) -> int:
     return int(environ.get(INCARNATION_VARIABLE, "0")) + int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
+def beat_interval_s(lease_s: float, num_workers: int) -> float:
+    """Seconds between two heartbeats of a worker.
+
+    A fifth of the lease, or a second. In large runs it is longer, so that all workers together send
+    BEATS_PER_S, but no more than a quarter of the lease: a worker that lives has two tries in it.
+    """
+    return min(lease_s / 4, max(min(1.0, lease_s / 5), num_workers / BEATS_PER_S))
+
+
 class Service:
     """The loop around a Worker: socket, heartbeats, and the head's silence."""
 
@@ -105,9 +116,10 @@ class Service:
         self._client = client
         self._rank = rank
         self._lease_s = 10.0
-        self._beats = Beats(self._lease_s, 1)
+        self._beat_interval_s = beat_interval_s(self._lease_s, 1)
         self._grace_s = 60.0  # until the Welcome says otherwise
         self._heard_at = time.monotonic()
+        self._beat_at = 0.0
         self._worker: Worker | None = None
         self._usage = UsageWatch(descendants=True)
         self._queued: list[Any] = []
@@ -132,7 +144,6 @@ class Service:
 
     def send(self, message: m.Message, frames: Sequence[Any], sequence: int) -> None:
         """Queue a message to the head."""
-        self._beats.sent(message, time.monotonic())
         self._client.send(message, frames, sequence=sequence)
 
     def serve(self, worker: Worker) -> int:
@@ -166,9 +177,8 @@ class Service:
             self._heard_at = time.monotonic()
             if isinstance(envelope.message, m.Welcome):
                 self._lease_s = envelope.message.lease_s
-                self._beats = Beats(self._lease_s, envelope.message.num_workers)
+                self._beat_interval_s = beat_interval_s(self._lease_s, envelope.message.num_workers)
                 self._grace_s = envelope.message.head_grace_s
-            self._beats.received(envelope.message)
             self._worker.on_message(envelope.sequence, envelope.message, envelope.frames)
         self._beat()
         self._tell_use()
@@ -178,7 +188,9 @@ class Service:
 
     def _beat(self) -> None:
         assert self._worker is not None
-        if self._beats.is_due(time.monotonic()):
+        now = time.monotonic()
+        if now - self._beat_at >= self._beat_interval_s:
+            self._beat_at = now
             self.send(self._worker.heartbeat(), (), 0)
 
     def _tell_use(self) -> None:

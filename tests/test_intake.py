@@ -217,19 +217,6 @@ def test_sleeping_learner_is_woken_once_enough_fragments_came(
         assert (threading.current_thread() in wakers) == wakes
 
 
-def test_worker_that_sends_fragments_and_no_heartbeats_is_there() -> None:
-    with wired(lease_s=0.5) as wire:
-        sequence = opened(wire)
-        assert wire.head is not None
-        end = time.monotonic() + 1.8
-        while time.monotonic() < end:
-            for peer in (b"w0", b"w1"):
-                wire.say(FRAGMENT, peer, sequence)
-                assert wire.head.next_fragment(1.0) is not None
-            time.sleep(0.05)
-        assert [peer.state for peer in wire.head.peers] == [State.READY] * 2
-
-
 def test_worker_that_comes_back_joins_the_stream_without_the_learner() -> None:
     with wired(lease_s=5.0) as wire:
         opened(wire)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from clusterenv import ClusterEnv, LocalConfig
+from clusterenv.service import beat_interval_s
 from tests.envs import Count
 
 
@@ -37,3 +38,11 @@ def test_killed_worker_leaves_nothing_in_tmpdir(
         while "valid" not in env.step(np.zeros(2, np.int64))[4]:
             pass
     assert list(temp.iterdir()) == []
+
+
+def test_heartbeats_are_frequent_in_small_runs_and_some_in_a_lease_in_large_ones() -> None:
+    assert beat_interval_s(10.0, 4) == 1.0
+    assert beat_interval_s(1.0, 4) == 0.2
+    assert beat_interval_s(10.0, 1000) == 2.0
+    assert beat_interval_s(10.0, 100_000) == 2.5
+    assert beat_interval_s(60.0, 5000) == 10.0

@@ -21,11 +21,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from clusterenv.beats import Beats
 from clusterenv.benchmark.descriptors import allow_descriptors
 from clusterenv.errors import ConnectError, DeadlineError
 from clusterenv.run_records import CONNECTION_FILE
-from clusterenv.service import hello
+from clusterenv.service import beat_interval_s, hello
 from clusterenv.transport import Connection, Envelope
 from clusterenv.transport import messages as m
 from clusterenv.transport.codec import Side, decode, encode
@@ -231,7 +230,6 @@ class _SimulatedWorker:
         self._answers = crowd.simulation.fragments
         self._policy = next(iter(self._answers.values())).message.policy
         self._then: Callable[[], None] | None = None
-        self._beats = Beats(1.0, 1)
         self._interval_s = 1.0
         self._steps = 0
         self._stream = 0
@@ -243,13 +241,11 @@ class _SimulatedWorker:
 
     def send(self, message: m.Message, frames: Frames, sequence: int) -> None:
         """Send a message."""
-        self._beats.sent(message, time.monotonic())
         self._crowd.send(self, message, frames, sequence)
 
     def on_message(self, envelope: Envelope) -> None:
         """Do what a worker does."""
         message, sequence, simulation = envelope.message, envelope.sequence, self._crowd.simulation
-        self._beats.received(message)
         if isinstance(message, m.Welcome):
             self._on_welcome(message)
         elif isinstance(message, m.AgentMessage):
@@ -274,8 +270,7 @@ class _SimulatedWorker:
             steps: Answer(_renumbered(answer.message, welcome.first_env), answer.frames)
             for steps, answer in self._answers.items()
         }
-        self._beats = Beats(welcome.lease_s, welcome.num_workers)
-        self._interval_s = min(1.0, welcome.lease_s / 5)
+        self._interval_s = beat_interval_s(welcome.lease_s, welcome.num_workers)
         obs, actions = self._crowd.simulation.digests
         self.send(m.Ready(obs_digest=obs, action_digest=actions, pids=[], threads=1), [], 0)
         self._crowd.after(random.uniform(0.0, self._interval_s), self._beat)
@@ -333,8 +328,7 @@ class _SimulatedWorker:
 
     def _beat(self) -> None:
         if not self.left:
-            if self._beats.is_due(time.monotonic()):
-                self.send(m.Heartbeat(steps=self._steps, working_on=self._stream), [], 0)
+            self.send(m.Heartbeat(steps=self._steps, working_on=self._stream), [], 0)
             if self._steps and time.monotonic() >= self._tell_use_at:
                 self._tell_use_at = time.monotonic() + LOOK_EVERY_S
                 self.send(m.Used(cpu_s=0.0, memory_bytes=0), [], 0)
