@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -146,8 +147,7 @@ class ActBatch:
         return reader.done(batch)
 
 
-@dataclass(slots=True, kw_only=True)
-class EpisodeRecord:
+class EpisodeRecord(msgspec.Struct, kw_only=True, gc=False):
     """One episode that ended."""
 
     env_id: int  # global

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clusterenv.config import EnvConfig
+from clusterenv.cycles import MANY_WORKERS, set_aside
 from clusterenv.errors import LaunchError, SetupTimeout, WorkerLost
 from clusterenv.farewell import close_on_sigterm
 from clusterenv.head import POLL_S, Head
@@ -229,6 +230,7 @@ class LocalSession:
         self._in_environment = isinstance(launcher, SlurmConfig) and launcher.shared_folder is None
         self._connection: Connection | None = None
         self._reporter: Reporter | None = None
+        self._bring_back: Callable[[], None] | None = None
         self._stop_listening = close_on_sigterm(lambda: self.close(keep_logs=False))
         try:
             self._open(launcher, name)
@@ -250,6 +252,7 @@ class LocalSession:
             max_message_bytes=self._config.max_message_bytes,
             heartbeat_s=heartbeat_s,
             shared_memory=self._config.shared_memory,
+            num_workers=len(self.head.peers),
         )
         self._connection = Connection.for_worker(
             keys,
@@ -274,6 +277,8 @@ class LocalSession:
             least = launcher.min_nodes if isinstance(launcher, SlurmConfig) else None
             self.head.wait_ready(least, launcher.queue_timeout_s)
             _warn_of_few_cores(launcher, self.head.peers)
+        if len(self.head.peers) >= MANY_WORKERS:
+            self._bring_back = set_aside()
         self._reporter.report()
 
     def _keep(self) -> None:
@@ -322,6 +327,8 @@ class LocalSession:
             if not keep_logs:
                 ends.callback(remove_folder, self._run_dir)
             ends.callback(self._remove_keys)
+            if self._bring_back is not None:
+                ends.callback(self._bring_back)
             if self._reporter is not None:
                 ends.callback(self._reporter.end, keep=keep_logs)
             if self._server is not None:

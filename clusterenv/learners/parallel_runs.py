@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from clusterenv.batches import EpisodeRecord
@@ -44,7 +45,7 @@ def of_all_learners(
             "rows": int(valid.sum()),
             "lags": np.where(valid, rollout.policy_lag, -1).ravel().tolist(),
             "kl": rollout.kl.tolist(),
-            "episodes": [dataclasses.asdict(episode) for episode in rollout.episodes],
+            "episodes": [msgspec.structs.asdict(episode) for episode in rollout.episodes],
             "workers": list(stats["workers"]),
             **{name: stats.get(name, 0) for name in SUMS},
             "losses": dict(losses),

@@ -18,8 +18,12 @@ Few = Meta(max_length=256)
 PerEnv = Meta(max_length=1 << 20)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Root of all messages; arrays and blobs follow as raw frames."""
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """Root of all messages; arrays and blobs follow as raw frames.
+
+    None is a part of itself, so Python's collector of cycles need not look at them: a head of many workers
+    keeps thousands, and looking at all of them over and over took half of its time.
+    """
 
 
 # --- worker to head -------------------------------------------------------------------------------------
@@ -37,7 +41,9 @@ class Hello(Message, frozen=True, kw_only=True):
     cpus: Count
 
 
-class SharedMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+class SharedMemory(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, gc=False
+):
     """Memory that a head on the worker's machine may step environments through, see `lane`."""
 
     pid: Count
@@ -46,7 +52,9 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nonce: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class BatchMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+class BatchMemory(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, gc=False
+):
     """Memory of the head for the observations of a batch with `num_envs` environments, see `in_place`."""
 
     pid: Count
@@ -77,7 +85,9 @@ class Ack(Message, frozen=True, kw_only=True):
     """The command with this message's sequence number was carried out and has no other answer."""
 
 
-class Rebuilt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+class Rebuilt(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, gc=False
+):
     """One environment that raised and was built anew, and its error in one line."""
 
     env_id: Count
@@ -105,7 +115,7 @@ class StepReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     lost: Counts = []
 
 
-class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PolicyInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """What a worker tells of its policy with each batch that it acted in."""
 
     policy_version: Count
@@ -129,7 +139,9 @@ class ActReply(Message, frozen=True, kw_only=True, omit_defaults=True):
     lost: Counts = []
 
 
-class Episode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True):
+class Episode(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, array_like=True, gc=False
+):
     """One episode that ended in a fragment."""
 
     env_id: Count

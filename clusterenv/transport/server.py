@@ -40,6 +40,11 @@ _PEERS_LOGGED = 1024
 _MESSAGES_A_TURN = 64
 """Messages taken before those who want to connect have their turn."""
 
+_MANY_WORKERS = 256
+_REST_PER_WORKER_S = 5e-6
+"""With many workers the I/O thread rests after a turn, for so long for each, and what comes meanwhile is one
+turn. To wake it costs as much as some messages."""
+
 
 class Server:
     """Hears all workers of a run, and sends to any of them from any thread.
@@ -59,6 +64,7 @@ class Server:
         max_message_bytes: int,
         heartbeat_s: float,
         shared_memory: bool = True,
+        num_workers: int = 1,
     ) -> None:
         """Listen and serve.
 
@@ -72,6 +78,7 @@ class Server:
             max_message_bytes: size of the largest message, in both directions.
             heartbeat_s: seconds between two signs of life on an idle connection.
             shared_memory: whether large frames of workers on this machine may come through memory.
+            num_workers: how many are to come.
 
         Raises:
             LaunchError: if no port is free, no address is fit, or ZeroMQ cannot encrypt.
@@ -87,6 +94,7 @@ class Server:
         self._logged: set[tuple[str, bytes]] = set()
         self._borrower = Borrower(borrows=shared_memory)
         self._close_by: float | None = None
+        self._rest_s = num_workers * _REST_PER_WORKER_S if num_workers >= _MANY_WORKERS else 0.0
         self._pid = os.getpid()
         self._lock = (
             threading.Lock()
@@ -203,11 +211,14 @@ class Server:
         ready = {router, door, monitor}
         while self._close_by is None:
             try:
-                more = bool(ready & {router, self._wake}) and self._receive()
+                told = bool(ready & {router, self._wake})
+                more = told and self._receive()
                 if door in ready:
                     self._gatekeeper.answer()
                 if monitor in ready:
                     self._strangers.take_in()
+                if self._rest_s and told and not more:
+                    time.sleep(self._rest_s)
                 ready = {source for source, _ in poller.poll(0 if more else None)}
                 if more:
                     ready.add(router)

@@ -22,6 +22,7 @@ import zmq
 from clusterenv.errors import LaunchError, ProtocolError, StateError
 from clusterenv.transport import Client, Connection, Envelope, RunKeys, Server
 from clusterenv.transport import messages as m
+from clusterenv.transport import server as server_module
 from clusterenv.transport.codec import HEADER, MAX_FRAMES
 from clusterenv.transport.messages import PROTOCOL_VERSION
 from tests.transport.conftest import DEADLINE_S, LIMIT_BYTES, RUN_ID, Run, StartRun, raw_dealer
@@ -55,6 +56,27 @@ def test_messages_go_both_ways_with_their_frames_and_sizes(run: Run) -> None:
         (m.StepCommand(), 10, replied)
     ]
     assert (run.server.bytes_received, run.server.bytes_sent) == (sent, replied)
+
+
+def test_messages_of_many_workers_come_together(start_run: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+    receive = Server._receive
+
+    def counted(self: Server) -> bool:
+        before = self.bytes_received
+        more = receive(self)
+        turns.append(self.bytes_received - before)
+        return more
+
+    monkeypatch.setattr(Server, "_receive", counted)
+    monkeypatch.setattr(server_module, "_REST_PER_WORKER_S", 2e-3)  # half a second for so many
+    run = start_run(num_workers=256)
+    client = run.client()
+    for sequence in range(20):
+        client.send(m.Ack(), sequence=sequence)
+        time.sleep(0.005)
+    assert [run.get().sequence for _ in range(20)] == list(range(20))
+    assert sum(taken > 0 for taken in turns) <= 4
 
 
 def test_two_workers_are_told_apart(run: Run) -> None:

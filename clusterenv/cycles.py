@@ -1,0 +1,25 @@
+"""What Python's collector of cycles looks at while a large run lasts."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+MANY_WORKERS = 256
+"""From so many on, fragments that wait for the learner bring about a look at all objects each second or two."""
+
+
+def set_aside() -> Callable[[], None]:
+    """All objects of now are out of the collector's sight, until the result is called.
+
+    Nothing is done where a part of the program has seen to that already.
+    """
+    if gc.get_freeze_count():
+        return _nothing
+    gc.collect()
+    gc.freeze()
+    return gc.unfreeze
+
+
+def _nothing() -> None:
+    """Do nothing."""
