@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 
 MANY_WORKERS = 256
-"""From so many on, fragments that wait for the learner bring about a look at all objects each second or two."""
+"""From so many on, what workers send brings about a look at all objects each second or two."""
 
 
 def set_aside() -> Callable[[], None]:
