@@ -122,12 +122,10 @@ class Fused:
             return
         known, self._value = self._value, None
         self._value_due = False
-        if watch.shape == obs.shape:
-            found = _values_program(watch, value, obs)
-            if known is not None and _gives(known, obs, value):
-                self._value = found
-            else:
-                self._tried_value = found
+        if known is not None and _gives(known, obs, value):
+            self._value = known
+        elif watch.shape == obs.shape:
+            self._tried_value = _values_program(watch, value, obs)
 
     def watching(self, inputs: Nested) -> AbstractContextManager[object]:
         """Around a call of the agent that `act` has left to it."""

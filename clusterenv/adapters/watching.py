@@ -60,12 +60,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._seen: dict[int, _Seen] = {}
         self._paused = False
         self._broken = False
-        self._functions = _Functions(self)
+        self._functions: _Functions | None = None
         self.shape = inputs.shape
         self._keep(inputs, () if inputs.dtype in _DTYPES else None)
 
     def __enter__(self) -> Self:
         """Watch."""
+        self._functions = _Functions(self)
         self._functions.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -76,9 +77,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Watch no longer."""
+        """Watch no longer, and refer to nothing that refers back: what was seen may be large."""
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._functions.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        functions, self._functions = self._functions, None
+        if functions is not None:
+            functions.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

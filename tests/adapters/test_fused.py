@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 from clusterenv.adapters import adapt, loads
 from clusterenv.adapters.actions import draw
 from clusterenv.adapters.fused import CHECK_EVERY, TOLERANCE, WATCH_FROM
+from clusterenv.adapters.watching import Watch
 from clusterenv.benchmark.agents import AgentStyle, make_agent
 from tests.agents import CleanRLAgent, ForwardAgent, MLPAgent, Spaces, mlp
 
@@ -377,6 +380,23 @@ def test_act_with_values_that_cannot_be_repeated_leaves_the_policy_as_it_is() ->
     for seed in range(3):
         worker.act(some_obs(seed), seed=7, env_ids=IDS, steps=STEPS, with_values=True)
     assert worker._fused.act(some_obs(4), with_values=False) is not None
+
+
+def test_what_was_seen_is_gone_without_the_collector_of_cycles() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        network = nn.Linear(5, 3)
+        with torch.inference_mode():
+            obs = torch.zeros(ROWS, 5)
+            with Watch(obs) as watch:
+                result = network(obs)
+        assert watch.program_of(result) is not None
+        seen = weakref.ref(watch)
+        del watch
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_large_network_is_left_to_torch() -> None:

@@ -27,10 +27,13 @@ from clusterenv import ClusterEnv, LocalConfig
 from tests.envs import Count
 env = ClusterEnv([Count] * 2, LocalConfig(nodes=2, cpus_per_node=1), lease_s=60.0)
 env.reset(seed=1)
+def go_on():  # a signal that comes between two rounds of this loop is raised inside the call as well
+    while True:
+        {body}
 print("up", flush=True)
 while True:
     try:
-        {body}
+        go_on()
     except KeyboardInterrupt:
         {interrupted}
 """
