@@ -42,6 +42,7 @@ _MESSAGES_A_TURN = 64
 
 _MANY_WORKERS = 256
 _REST_PER_WORKER_S = 5e-6
+_LONGEST_REST_S = 0.05
 """With many workers the I/O thread rests after a turn, for so long for each, and what comes meanwhile is one
 turn. To wake it costs as much as some messages."""
 
@@ -94,7 +95,8 @@ class Server:
         self._logged: set[tuple[str, bytes]] = set()
         self._borrower = Borrower(borrows=shared_memory)
         self._close_by: float | None = None
-        self._rest_s = num_workers * _REST_PER_WORKER_S if num_workers >= _MANY_WORKERS else 0.0
+        rest_s = min(_LONGEST_REST_S, num_workers * _REST_PER_WORKER_S)
+        self._rest_s = rest_s if num_workers >= _MANY_WORKERS else 0.0
         self._pid = os.getpid()
         self._lock = (
             threading.Lock()

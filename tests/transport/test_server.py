@@ -69,7 +69,8 @@ def test_messages_of_many_workers_come_together(start_run: StartRun, monkeypatch
         return more
 
     monkeypatch.setattr(Server, "_receive", counted)
-    monkeypatch.setattr(server_module, "_REST_PER_WORKER_S", 2e-3)  # half a second for so many
+    monkeypatch.setattr(server_module, "_REST_PER_WORKER_S", 1.0)
+    monkeypatch.setattr(server_module, "_LONGEST_REST_S", 0.5)
     run = start_run(num_workers=256)
     client = run.client()
     for sequence in range(20):
